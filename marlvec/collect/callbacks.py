@@ -18,7 +18,8 @@ from marlvec.collect.metrics import EpisodeRecord, FinishedEpisodes, Metrics, as
 from marlvec.collect.scheduling import EnvStep
 from marlvec.envs.spec import Info
 from marlvec.errors import ArgumentError
-from marlvec.serialization.saved import State, check_fields
+from marlvec.serialization.records import read_fields
+from marlvec.serialization.saved import State
 from marlvec.vector.infos import infos_to_list
 from marlvec.vector.vector_env import VectorEnv
 
@@ -181,20 +182,17 @@ class CallbackList:
         no callback followed them, the function builds them from the tracker.
         """
         where = "running episodes of callbacks"
-        saved = check_fields(state, ("running",), where)["running"]
-        if not isinstance(saved, list) or len(saved) != len(self._running_N):
+        each = tuple[str, tuple[str, ...], dict[str, Any], Any]
+        (saved,) = read_fields(state, where, running=list[each | None]).values()
+        if len(saved) != len(self._running_N):
             raise ArgumentError(f"{where}: expected {len(self._running_N)}, got {saved!r:.200}")
-        for one in saved:
-            if one is not None and (not isinstance(one, list) or len(one) != 4 or not isinstance(one[2], Mapping)):
-                raise ArgumentError(f"{where}: expected a state from get_state(), got {one!r:.200}")
 
         def put(entropy: int, policy_ids: Mapping[int, str]) -> None:
             running_N = np.full_like(self._running_N, None)
             for i in np.flatnonzero(episodes.eps_id_N >= 0).tolist() if self.follows else ():
                 episode = running_N[i] = _running_episode(i, episodes, policy_ids, entropy)
                 if (known := saved[i]) is not None:
-                    episode.stage, episode.policies, episode.custom = known[0], tuple(known[1]), dict(known[2])
-                    episode.rng_state = known[3]
+                    episode.stage, episode.policies, episode.custom, episode.rng_state = known
             self._created, self._held, self._running_N = [], [], running_N
 
         return put

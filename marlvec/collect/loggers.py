@@ -35,6 +35,7 @@ from marlvec.collect.callbacks import ClosingCallback, EpisodeStep, RunningEpiso
 from marlvec.collect.metrics import CollectorStats, EpisodeRecord, Metrics, Stats, stats_of_episodes, stats_of_policy
 from marlvec.errors import ArgumentError, MissingExtraError
 from marlvec.serialization.atomic_file import FilePath
+from marlvec.serialization.records import Count, read_fields
 from marlvec.serialization.saved import ProcessBound
 
 if TYPE_CHECKING:
@@ -359,10 +360,9 @@ class TensorBoardLogger(ProcessBound, ClosingCallback):
         Raises:
             ArgumentError: Not such a state.
         """
-        if state.keys() != {"first_step", "env_steps", "seconds"}:
-            raise ArgumentError(f"expected the state of a TensorBoardLogger, got {list(state)}")
-        self._first_step, self._env_steps = int(state["first_step"]), int(state["env_steps"])
-        self._seconds = {str(name): float(seconds) for name, seconds in state["seconds"].items()}
+        kinds = {"first_step": int, "env_steps": int, "seconds": dict[str, float]}
+        found = read_fields(state, "the state of a TensorBoardLogger", **kinds)
+        self._first_step, self._env_steps, self._seconds = found.values()
         self._began = time.perf_counter()
         start = self._session(status=self._session.START)
         self._write(step=self._first_step + self._env_steps + 1, session_log=start)
@@ -458,10 +458,8 @@ class JSONLinesLogger(ProcessBound, ClosingCallback):
         Raises:
             ArgumentError: Not such a state.
         """
-        if state.keys() != {"bytes", "end"}:
-            raise ArgumentError(f"expected the state of a JSONLinesLogger, got {list(state)}")
-        size = int(state["bytes"])
-        if self._size() > size and digest_before(self._path, size) == state["end"]:
+        size, end = read_fields(state, "the state of a JSONLinesLogger", bytes=Count, end=str).values()
+        if self._size() > size and digest_before(self._path, size) == end:
             self._file.truncate(size)
 
     def _size(self) -> int:

@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 
 from marlvec.arguments import whole_number
 from marlvec.errors import ArgumentError
-from marlvec.serialization.saved import State, array_field, check_fields, number_field
+from marlvec.serialization.records import Count, read_fields, to_plain
+from marlvec.serialization.saved import State, array_field
 
 IntArray = NDArray[np.int64]
 STREAM_BITS = 43
@@ -41,22 +42,22 @@ class Counters:
     Agent steps are decisions given to envs. Lost steps are in no batch and never will be.
     """
 
-    env_steps: int = 0  # that envs answered
-    agent_steps: int = 0
-    env_steps_delivered: int = 0  # that batches have counted
-    agent_steps_delivered: int = 0
-    env_steps_lost: int = 0
-    agent_steps_lost: int = 0
-    episodes_total: int = 0
-    episodes_faulty: int = 0  # lost to faults
-    episodes_restarted: int = 0  # lost because their env raised `RestartQuietly`
-    episodes_interrupted: int = 0  # lost because Ctrl-C, or an error, came in the middle of a tick
-    noop_steps: int = 0  # how often a declared no-op was sent
-    closed_steps: int = 0  # decisions whose outcome is known, and which are in no batch yet
-    ended_episodes: int = 0  # since the last batch; where only whole ones are delivered, all that wait
-    ended_env_steps: int = 0  # of episodes that ended, which no batch has counted yet
-    ended_agent_steps: int = 0  # decisions made in whole episodes that wait
-    unroll_id: int = 0  # number of the next fragment
+    env_steps: Count = 0  # that envs answered
+    agent_steps: Count = 0
+    env_steps_delivered: Count = 0  # that batches have counted
+    agent_steps_delivered: Count = 0
+    env_steps_lost: Count = 0
+    agent_steps_lost: Count = 0
+    episodes_total: Count = 0
+    episodes_faulty: Count = 0  # lost to faults
+    episodes_restarted: Count = 0  # lost because their env raised `RestartQuietly`
+    episodes_interrupted: Count = 0  # lost because Ctrl-C, or an error, came in the middle of a tick
+    noop_steps: Count = 0  # how often a declared no-op was sent
+    closed_steps: Count = 0  # decisions whose outcome is known, and which are in no batch yet
+    ended_episodes: Count = 0  # since the last batch; where only whole ones are delivered, all that wait
+    ended_env_steps: Count = 0  # of episodes that ended, which no batch has counted yet
+    ended_agent_steps: Count = 0  # decisions made in whole episodes that wait
+    unroll_id: Count = 0  # number of the next fragment
 
     def copy(self) -> Counters:
         """Return a copy that may be written to."""
@@ -65,12 +66,6 @@ class Counters:
     def get_state(self) -> State:
         """The numbers by name."""
         return dict(zip(Counters.__slots__, _ALL(self), strict=True))
-
-    @classmethod
-    def from_state(cls, state: State) -> Counters:
-        """Return the numbers that `get_state` gave."""
-        check_fields(state, Counters.__slots__, "counters")
-        return cls(**{name: number_field(state, name, "counters") for name in Counters.__slots__})
 
     @property
     def waiting_env_steps(self) -> int:
@@ -118,14 +113,8 @@ class RolloutState(NamedTuple):
 
     def with_state(self, state: State) -> RolloutState:
         """Return the state that `get_state()` saved, with this one's arrays."""
-        where = "rollout"
-        check_fields(state, ("tick", "counters", "finished"), where)
-        counters, tick = Counters.from_state(state["counters"]), number_field(state, "tick", where)
-        try:
-            finished = tuple(WholeEpisode(*map(int, one)) for one in state["finished"])
-        except (TypeError, ValueError) as error:
-            raise ArgumentError(f"{where}: finished: expected episodes, got {state['finished']!r:.200}") from error
-        return self._replace(tick=tick, counters=counters, finished=finished, delivered=None)
+        found = read_fields(state, "rollout", tick=Count, counters=Counters, finished=tuple[WholeEpisode, ...])
+        return self._replace(**found, delivered=None)
 
 
 class CurrentState:
@@ -243,6 +232,13 @@ _DTYPES: Mapping[str, type[Any]] = {
     "made": np.object_,
 }
 _SAVED = tuple(name for name in _COLUMNS if name not in ("policy", "made"))
+_TABLE_FIELDS = {
+    **dict.fromkeys((*_SAVED, "policy"), Any),  # arrays
+    "policies": list[str],
+    "custom": list[tuple[Count, dict[str, float]]],  # an episode's row, and its numbers
+    "size": Count,
+    "kept": Count | None,
+}
 _PER_AGENT = {"returns", "lengths", "present", "truncated", "policy"}
 
 
@@ -321,24 +317,22 @@ class EpisodeTable:
         ``numbers`` are those of the present policies by id; others get numbers below 0.
         """
         where = "finished episodes"
-        check_fields(state, (*_SAVED, "policy", "policies", "custom", "size", "kept"), where)
-        size = number_field(state, "size", where)
-        kept = None if state["kept"] is None else number_field(state, "kept", where)
+        saved = read_fields(state, where, **_TABLE_FIELDS)
+        size, ids, customs = saved["size"], saved["policies"], dict(saved["custom"])
         rows = len(array_field(state, "eps_id", np.int64, (None,), where))
         if not min(size, self.window) <= rows <= size:
             raise ArgumentError(f"{where}: eps_id: {rows} of {size} were saved, metrics are over {self.window}")
         shapes = {name: (rows, self._num_agents) if name in _PER_AGENT else (rows,) for name in _COLUMNS}
         arrays: dict[str, Any] = {name: array_field(state, name, _DTYPES[name], shapes[name], where) for name in _SAVED}
         places = array_field(state, "policy", np.int64, shapes["policy"], where)
-        ids = state["policies"]
-        if not isinstance(ids, list) or (places < 0).any() or (places >= len(ids)).any():
-            raise ArgumentError(f"{where}: policies: expected all that played, got {ids!r:.200}")
+        if (places < 0).any() or (places >= len(ids)).any() or max(customs, default=-1) >= rows:
+            raise ArgumentError(f"{where}: expected policies of all that played, and numbers of {rows} episodes")
         own = np.array([numbers.get(name, -1 - k) for k, name in enumerate(ids)], np.int64)
         arrays["policy"], arrays["made"] = own[places], np.full(rows, None, np.object_)
         found = FinishedEpisodes(**arrays, policy_ids=dict(zip(own.tolist(), ids, strict=True)))
-        for i, custom in state["custom"]:
-            found.record(i, dict(custom))
-        return partial(vars(self).update, size=size, kept=kept, _arrays=found, _first=size - rows, _known={})
+        for i, custom in customs.items():
+            found.record(i, custom)
+        return partial(vars(self).update, size=size, kept=saved["kept"], _arrays=found, _first=size - rows, _known={})
 
     def last(self, k: int | None = None, *, total: int | None = None) -> FinishedEpisodes:
         """Return the last k episodes, by default and at most the window's, oldest first, as read-only views.
@@ -607,8 +601,8 @@ class Metrics:
         return {
             "table": self._table.get_state(),
             "policies": list(self.policies),
-            "timers": {name: [timer.seconds, timer.calls] for name, timer in self.timers.items()},
-            "values": {name: list(values) for name, values in self._values.items()},
+            "timers": to_plain(self.timers),
+            "values": to_plain(self._values),
             "numbers": dict(self._numbers),
             "taken": None if self._taken is None else self._taken.get_state(),
             "taken_timers": {name: list(taken) for name, taken in self._taken_timers.items()},
@@ -617,30 +611,28 @@ class Metrics:
 
     def prepare(self, state: State, numbers: Mapping[str, int]) -> Callable[[], None]:
         """Validate a state from `get_state()`; return a function that installs it. ``numbers``: policies' by id."""
-        where = "metrics"
-        names = ("table", "policies", "timers", "values", "numbers", "taken", "taken_timers", "new_values")
-        check_fields(state, names, where)
-        put_table = self._table.prepare(state["table"], numbers)
-        try:
-            new = {
-                "policies": tuple(map(str, state["policies"])),
-                "timers": {name: Timer(float(s), int(calls)) for name, (s, calls) in state["timers"].items()},
-                "_values": {name: deque(values, self._table.window) for name, values in state["values"].items()},
-                "_numbers": dict(state["numbers"]),
-                "_taken": None if state["taken"] is None else Counters.from_state(state["taken"]),
-                "_taken_timers": {name: (float(s), int(n)) for name, (s, n) in state["taken_timers"].items()},
-                "_new_values": [(str(name), float(value)) for name, value in state["new_values"]],
-            }
-        except (TypeError, ValueError, AttributeError) as error:
-            raise ArgumentError(f"{where}: expected a state from get_state(): {error!r:.200}") from error
-        if not isinstance(state["policies"], list) or not all(isinstance(name, str) for name in state["policies"]):
-            raise ArgumentError(f"{where}: policies: expected a list of ids, got {state['policies']!r:.200}")
-        if missing := [name for name in TIMERS if name not in state["timers"]]:
-            raise ArgumentError(f"{where}: the timers {missing} are missing")
+        found = read_fields(
+            state,
+            "metrics",
+            table=Any,
+            policies=tuple[str, ...],
+            timers=dict[str, Timer],
+            values=dict[str, list[float]],
+            numbers=dict[str, int],
+            taken=Counters | None,
+            taken_timers=dict[str, tuple[float, int]],
+            new_values=list[tuple[str, float]],
+        )
+        policies, timers = found.pop("policies"), found.pop("timers")
+        put_table = self._table.prepare(found.pop("table"), numbers)
+        if missing := [name for name in TIMERS if name not in timers]:
+            raise ArgumentError(f"metrics: the timers {missing} are missing")
+        found["values"] = {name: deque(values, self._table.window) for name, values in found["values"].items()}
+        own = {f"_{name}": value for name, value in found.items()}
 
         def put() -> None:
             put_table()
-            vars(self).update(new)
+            vars(self).update(own, policies=policies, timers=timers)
 
         return put
 

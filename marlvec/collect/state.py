@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import difflib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, Protocol, runtime_checkable
@@ -25,6 +25,7 @@ from marlvec.collect.rollout import BatchBuilder, RolloutLoop
 from marlvec.connectors import Pipeline
 from marlvec.errors import ArgumentError, MarlvecError, SerialisationError, StateError
 from marlvec.serialization.atomic_file import FilePath
+from marlvec.serialization.records import Count, from_plain, read_fields
 from marlvec.serialization.saved import State, check_fields, number_field
 from marlvec.serialization.values import encode, outline, read_value, write_value
 from marlvec.vector.vector_env import VectorEnv
@@ -149,6 +150,17 @@ class StateLoader:
             raise ArgumentError(f"{who}: the saved state has a state for it, but {thing!r:.200} cannot load one")
         self._wanted.append((who, *methods, state))
 
+    def add_all(self, things: Iterable[tuple[str, Any]], saved: Any) -> None:
+        """Register the callbacks and the mapping that have a state, by name; `saved` has names and states in order."""
+        others, states = list(things), from_plain(list[tuple[str, Any]], saved, "set_state(): callbacks with a state")
+        if [who for who, _ in others] != [who for who, _ in states]:
+            raise ArgumentError(
+                f"set_state(): callbacks with a state: expected {[who for who, _ in others]}, got "
+                f"{[who for who, _ in states]}; pass the same callbacks"
+            )
+        for (who, thing), (_, own) in zip(others, states, strict=True):
+            self.add(who, thing, own)
+
     def load(self) -> None:
         """Load all states; an error names the object that raised it. Call `undo` then."""
         for who, get, put, state in self._wanted:
@@ -184,16 +196,12 @@ def batch_from(state: Any, specs: Mapping[str, ColumnSpecs]) -> MultiAgentBatch:
     ``specs``: allowed columns by policy id; for other policies only the collector's columns are checked.
     """
     where = "a batch that waits"
-    check_fields(state, ("policies", "known", "env_steps", "agent_steps"), where)
-    policies = {name: rows_from(rows, f"{where}: {name}") for name, rows in state["policies"].items()}
+    kinds = {"policies": dict[str, Any], "known": tuple[str, ...], "env_steps": Count, "agent_steps": Count}
+    found = read_fields(state, where, **kinds)
+    policies = {name: rows_from(rows, f"{where}: {name}") for name, rows in found.pop("policies").items()}
     for name, rows in policies.items():
         specs.get(name, ColumnSpecs({}, any_shape=True)).check(dict(rows.items()), f"{where}: {name}")
-    return MultiAgentBatch(
-        {name: SampleBatch(rows) for name, rows in policies.items()},
-        env_steps=number_field(state, "env_steps", where),
-        known=tuple(map(str, state["known"])),
-        agent_steps=number_field(state, "agent_steps", where),
-    )
+    return MultiAgentBatch({name: SampleBatch(rows) for name, rows in policies.items()}, **found)
 
 
 FORMAT = 2
@@ -545,14 +553,7 @@ class StatefulCollector(ABC):
             for chain, own in zip(runner.chains, one["connectors"], strict=True):
                 if own:
                     loader.add(f"the connectors of policy {policy_id!r}", chain, own)
-        others = list(self._others())
-        if [who for who, _ in others] != [who for who, _ in state["others"]]:
-            raise ArgumentError(
-                f"set_state(): callbacks with a state: expected {[who for who, _ in others]}, got "
-                f"{[who for who, _ in state['others']]}; pass the same callbacks"
-            )
-        for (who, thing), (_, own) in zip(others, state["others"], strict=True):
-            loader.add(who, thing, own)
+        loader.add_all(self._others(), state["others"])
         return loader
 
 

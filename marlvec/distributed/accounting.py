@@ -18,7 +18,8 @@ from marlvec.collect.metrics import CollectorStats
 from marlvec.connectors import LearnerPipeline
 from marlvec.distributed.server import Answer, Raised, Started
 from marlvec.errors import ArgumentError, ProtocolError, StateError
-from marlvec.serialization.saved import State, check_fields, number_field
+from marlvec.serialization.records import PositiveCount, field_types, from_plain, read_fields
+from marlvec.serialization.saved import State
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,30 +101,15 @@ class LedgerState(NamedTuple):
     @classmethod
     def from_state(cls, state: State) -> LedgerState:
         """Rebuild a ledger state from the result of `get_state`; `ArgumentError` also if its sums do not balance."""
-        where = "the ledger"
-        check_fields(state, cls._fields, where)
-        try:
-            entries = {int(entry[0]): Entry(*map(_whole, entry)) for entry in state["entries"]}
-            sums: dict[str, Any] = {name: (_whole(state[name][0]), _whole(state[name][1])) for name in _SUMS}
-            others: dict[str, Any] = {name: _whole(state[name]) for name in _NUMBERS}
-            lost_by = {str(reason): _whole(number) for reason, number in state["lost_by"].items()}
-        except (TypeError, ValueError, AttributeError, LookupError) as error:
-            raise ArgumentError(f"{where}: expected a state from get_state(): {error!r:.200}") from error
-        found = cls(entries, **sums, lost_by=lost_by, **others)
+        values = read_fields(state, "the ledger", **{**field_types(LedgerState), "entries": list[Entry]})
+        found = cls(**{**values, "entries": {entry.id: entry for entry in values["entries"]}})
         gone = found.delivered[0] + found.lost[0], found.delivered[1] + found.lost[1]
-        if found.requested != _more(gone, entries.values()):
-            raise ArgumentError(f"{where}: expected requested == delivered + lost + outstanding")
+        if found.requested != _more(gone, found.entries.values()):
+            raise ArgumentError("the ledger: expected requested == delivered + lost + outstanding")
         return found
 
 
 _SUMS = "requested", "delivered", "lost"
-_NUMBERS = "arrivals", "refused", "restarts", "max_lag", "max_row_lag"
-
-
-def _whole(value: Any) -> Any:
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
-        raise TypeError(f"expected an integer, got {value!r:.200}")
-    return value
 
 
 class Ledger:
@@ -349,14 +335,10 @@ class Shares:
 
     def prepare(self, state: State) -> Callable[[], None]:
         """Validate a state from `get_state` of a plan with equal settings; return a function that installs it."""
-        check_fields(state, ("goal", "shares"), _WHERE)
-        try:
-            goal = None if state["goal"] is None else SampleTarget(*state["goal"])
-            # Earlier versions saved the request's id, too.
-            shares = [(int(index), int(amount)) for index, amount, *_ in state["shares"]]
-        except (TypeError, ValueError) as error:
-            raise ArgumentError(f"{_WHERE}: expected a state from get_state(): {error!r:.200}") from error
-        return partial(vars(self).update, {"_goal": goal, "_shares": shares})
+        found = read_fields(state, _WHERE, goal=SampleTarget | None, shares=list[list[Any]])
+        pairs = [share[:2] for share in found["shares"]]  # earlier versions saved the request's id, too
+        shares = from_plain(list[tuple[int, int]], pairs, f"{_WHERE}: shares")
+        return partial(vars(self).update, _goal=found["goal"], _shares=shares)
 
 
 class Fragments:
@@ -427,11 +409,9 @@ class Fragments:
         return {"fragment": self._fragment, "unit": self._unit, "fragments": self._pacing.fragments}
 
     def prepare(self, state: State) -> Callable[[], None]:
-        check_fields(state, ("fragment", "unit", "fragments"), _WHERE)
-        fragment = None if state["fragment"] is None else number_field(state, "fragment", _WHERE, least=1)
-        pacing = Pacing(number_field(state, "fragments", _WHERE, least=1), self.max_lag)
-        new = {"_fragment": fragment, "_unit": str(state["unit"]), "_pacing": pacing}
-        return partial(vars(self).update, new)
+        found = read_fields(state, _WHERE, fragment=PositiveCount | None, unit=str, fragments=PositiveCount)
+        pacing = Pacing(found["fragments"], self.max_lag)
+        return partial(vars(self).update, _fragment=found["fragment"], _unit=found["unit"], _pacing=pacing)
 
 
 Plan = Shares | Fragments

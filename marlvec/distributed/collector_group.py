@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
-from typing import Any
+from typing import Annotated, Any
 
 import cloudpickle
 
@@ -41,7 +41,8 @@ from marlvec.distributed.server import (
     seed_at,
 )
 from marlvec.errors import ArgumentError, CollectorDied, CollectorTimeout, ProtocolError, SerialisationError, StateError
-from marlvec.serialization.saved import State, check_fields, flag_field, number_field
+from marlvec.serialization.records import Count, field_types, read_fields, to_plain
+from marlvec.serialization.saved import State, check_fields
 from marlvec.vector.settings import RestartBudget, RestartLimit
 
 
@@ -201,22 +202,12 @@ class MergeRounds:
 
     def prepare(self, state: State) -> Callable[[], None]:
         """Validate a state from `get_state`; return a function that installs it."""
-        where = "the merging of states"
-        check_fields(state, ("batches", "asked", "unasked", "came", "merged", "number"), where)
-        try:
-            new = {
-                "_batches": number_field(state, "batches", where),
-                "_asked": set(map(int, state["asked"])),
-                "_unasked": set(map(int, state["unasked"])),
-                "_came": {int(index): HandedOver(dict(states), None) for index, states in state["came"].items()},
-                "_chains": {},
-                "_lacks_chains": True,
-                "merged": None if state["merged"] is None else dict(state["merged"]),
-                "number": number_field(state, "number", where),
-            }
-        except (TypeError, ValueError, AttributeError) as error:
-            raise ArgumentError(f"{where}: expected a state from get_state(): {error!r:.200}") from error
-        return partial(vars(self).update, new)
+        states_of = dict[str, tuple[Any, ...]]  # by policy id
+        kinds = {"batches": Count, "asked": set[int], "unasked": set[int], "number": Count}
+        found = read_fields(state, "the merging of states", **kinds, came=dict[str, states_of], merged=states_of | None)
+        came = {int(index): HandedOver(states, None) for index, states in found.pop("came").items()}
+        private = {f"_{name}": found.pop(name) for name in ("batches", "asked", "unasked")}
+        return partial(vars(self).update, **found, **private, _came=came, _chains={}, _lacks_chains=True)
 
     def _merge(self) -> None:
         came = [self._came[index] for index in sorted(self._came)]
@@ -327,21 +318,16 @@ class HeadPolicies:
     def prepare(self, state: State, loader: StateLoader) -> Callable[[], None]:
         """Validate a state; return a function that installs it. `loader` gets the learner connectors' states."""
         where = "the policies of the head"
-        check_fields(state, ("version", "weights", "removed", "learner_connectors"), where)
-        version, weights = number_field(state, "version", where), dict(state["weights"])
+        kinds = {"version": Count, "weights": dict[str, Any], "removed": set[str]}
+        found = read_fields(state, where, **kinds, learner_connectors=Any)
+        weights = found["weights"]
         if unknown := [name for name in weights if name not in self.ids]:
             raise ArgumentError(f"{where}: weights of unknown policies {unknown}; the policies are {self.ids}")
-        check_fields(state["learner_connectors"], tuple(self.learner_connectors), f"{where}: learner connectors")
+        check_fields(found["learner_connectors"], tuple(self.learner_connectors), f"{where}: learner connectors")
         for name, chain in self.learner_connectors.items():
-            loader.add(f"the learner connectors of policy {name!r}", chain, state["learner_connectors"][name])
-        reference = self._put(weights)
-        new = {
-            "version": version,
-            "weights": weights,
-            "reference": reference,
-            "_removed": set(map(str, state["removed"])),
-        }
-        return partial(vars(self).update, new)
+            loader.add(f"the learner connectors of policy {name!r}", chain, found["learner_connectors"][name])
+        new = {"version": found["version"], "weights": weights, "_removed": found["removed"]}
+        return partial(vars(self).update, new, reference=self._put(weights))
 
 
 _HERE = ("on_sample_end", "on_episode_end", "on_collector_start", "on_collector_lost")
@@ -391,7 +377,7 @@ class RemoteCollector:
     """One collector."""
 
     index: int
-    epoch: int = -1  # number of earlier builds
+    epoch: Annotated[int, -1] = -1  # number of earlier builds
     place: Place | None = None  # None before its first start
     handle: Any = None  # the engine's; None while it does not run
     pid: int | None = None
@@ -400,7 +386,7 @@ class RemoteCollector:
     is_masked: bool = False  # it is never restarted
     is_reported: bool = False  # the caller got an error for its loss
     why: tuple[LostReason, str] | None = None  # reason of its end; None while it runs, or if Ctrl-C ended it
-    merged: int = 0  # number of the last merged state sent to it
+    merged: Count = 0  # number of the last merged state sent to it
     changes: set[int] = field(default_factory=set)  # numbers of the policy changes sent to it
     differs: LostReason | None = None  # why its policies differ from the other collectors' (it must be restarted)
     # references to state and weights for its next build at its place; None: it starts afresh
@@ -722,7 +708,6 @@ class CollectorGroup:
 
     def get_state(self, states: Mapping[int, Any]) -> State:
         """Return the group's state, with the given states of its collectors by index."""
-        places = [[p.index, p.incarnation, p.stream, p.seed, p.num_collectors] for p in self._streams.values()]
         collectors = [
             {
                 "epoch": collector.epoch,
@@ -734,7 +719,7 @@ class CollectorGroup:
             }
             for index, collector in self.collectors.items()
         ]
-        return {"entropy": self._entropy, "places": places, "collectors": collectors}
+        return {"entropy": self._entropy, "places": to_plain(list(self._streams.values())), "collectors": collectors}
 
     def prepare(
         self, state: State, answers: dict[int, Answer], stored: Mapping[int, tuple[Any, Any]]
@@ -743,16 +728,11 @@ class CollectorGroup:
 
         `stored`: by index, the engine's references to each collector's state and to the saved weights.
         """
-        where = "the collectors"
-        check_fields(state, ("entropy", "places", "collectors"), where)
-        entropy = number_field(state, "entropy", where)
-        try:
-            streams = {place[2]: Place(*place) for place in state["places"]}
-            if list(streams) != list(range(len(streams))):
-                raise ValueError("places must be in the order of their streams")
-            found = {index: self._prepare(index, one, streams) for index, one in enumerate(state["collectors"])}
-        except (TypeError, ValueError, LookupError) as error:
-            raise ArgumentError(f"{where}: expected a state from get_state(): {error!r:.200}") from error
+        saved = read_fields(state, "the collectors", entropy=Count, places=list[Place], collectors=list[Any])
+        entropy, streams = saved["entropy"], {place.stream: place for place in saved["places"]}
+        if list(streams) != list(range(len(saved["places"]))):
+            raise ArgumentError("the collectors: places must be in the order of their streams")
+        found = {index: self._prepare(index, one, streams) for index, one in enumerate(saved["collectors"])}
 
         def put() -> None:
             for index, collector in found.items():
@@ -766,17 +746,15 @@ class CollectorGroup:
         return put
 
     def _prepare(self, index: int, state: State, streams: Mapping[int, Place]) -> RemoteCollector:
-        where = f"collector {index}"
-        check_fields(state, ("epoch", "stream", "is_masked", "why", "merged", "state"), where)
-        place = None if state["stream"] is None else streams[state["stream"]]
-        found = RemoteCollector(index, number_field(state, "epoch", where, least=-1), place)
-        if place is not None and (place.index, place.incarnation) != (index, found.epoch):
-            raise ValueError(f"{where} was built {found.epoch} times before, and is at {place}")
-        found.is_masked, found.merged = flag_field(state, "is_masked", where), number_field(state, "merged", where)
-        if state["why"] is not None:
-            reason, text = state["why"]
-            found.why = reason, str(text)
-        return found
+        where, kinds = f"collector {index}", field_types(RemoteCollector)
+        own = {name: kinds[name] for name in ("epoch", "is_masked", "why", "merged")}
+        found = read_fields(state, where, **own, stream=int | None, state=Any)
+        place = streams.get(found["stream"])
+        if found["stream"] is not None and (
+            place is None or (place.index, place.incarnation) != (index, found["epoch"])
+        ):
+            raise ArgumentError(f"{where} was built {found['epoch']} times before, and is at {place}")
+        return RemoteCollector(index, place=place, **{name: found[name] for name in own})
 
     # --- the end
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from dataclasses import astuple
 from typing import Any
 
 from marlvec.collect import MultiAgentBatch
@@ -24,6 +23,7 @@ from marlvec.distributed.engine import Engine
 from marlvec.distributed.server import Answer, CheckState, GetState
 from marlvec.errors import ArgumentError, StateError
 from marlvec.serialization.atomic_file import FilePath
+from marlvec.serialization.records import Count, field_types, from_plain, read_fields, to_plain
 from marlvec.serialization.saved import State, check_fields, number_field
 from marlvec.serialization.values import read_value, write_value
 
@@ -80,7 +80,7 @@ class StatefulCollectors(ABC):
             "policies": self._policies.get_state(),
             "metrics": metrics.get_state(),
             "counters": metrics.state.rollout.counters.get_state(),
-            "stats": [list(astuple(stats)) for stats in metrics.collectors],
+            "stats": to_plain(list(metrics.collectors)),
             "callbacks": [[who, state_of(thing)] for who, thing in self._others()],
         }
 
@@ -218,15 +218,9 @@ class StatefulCollectors(ABC):
         put_rounds = self._rounds.prepare(state["rounds"])
         put_policies = self._policies.prepare(state["policies"], loader)
         put_metrics = self.metrics.prepare(state["metrics"], state["metrics"]["numbers"])
-        counters, stats = Counters.from_state(state["counters"]), tuple(CollectorStats(*one) for one in state["stats"])
-        others = list(self._others())
-        if [who for who, _ in others] != [who for who, _ in state["callbacks"]]:
-            raise ArgumentError(
-                f"set_state(): callbacks with a state: expected {[who for who, _ in others]}, got "
-                f"{[who for who, _ in state['callbacks']]}; pass the same callbacks"
-            )
-        for (who, thing), (_, own) in zip(others, state["callbacks"], strict=True):
-            loader.add(who, thing, own)
+        counters = from_plain(Counters, state["counters"], "set_state(): counters")
+        stats = from_plain(tuple[CollectorStats, ...], state["stats"], "set_state(): stats")
+        loader.add_all(self._others(), state["callbacks"])
 
         def put_all() -> None:
             self._ledger.state = ledger_state
@@ -248,10 +242,6 @@ class StatefulCollectors(ABC):
                 yield f"callbacks[{i}], {type(callback).__name__}", callback
 
 
-_ANSWER_FIELDS = ("id", "epoch", "batch", "delta", "seconds")
-_DELTA = ("agents", "policies", "episodes", "counters", "timers", "values")
-
-
 def get_answer_state(answer: Answer) -> State:
     """Return the part of an answer that its future batch needs; connectors' statistics are not part of it."""
     return {
@@ -265,20 +255,11 @@ def get_answer_state(answer: Answer) -> State:
 
 def answer_from(state: Any) -> Answer:
     """Rebuild an answer from its state."""
-    where = "an answer that waits"
-    check_fields(state, _ANSWER_FIELDS, where)
-    try:
-        delta = None if state["delta"] is None else _delta_from(state["delta"])
-        waited, worked = map(float, state["seconds"])
-    except (TypeError, ValueError, AttributeError, LookupError) as error:
-        raise ArgumentError(f"{where}: expected a state from get_state(): {error!r:.200}") from error
-    return Answer(
-        number_field(state, "id", where),
-        number_field(state, "epoch", where),
-        () if state["batch"] is None else (batch_from(state["batch"], {}),),
-        delta,
-        seconds=(waited, worked),
-    )
+    kinds = {"id": Count, "epoch": Count, "batch": Any, "delta": Any, "seconds": tuple[float, float]}
+    found = read_fields(state, "an answer that waits", **kinds)
+    batch, delta = found.pop("batch"), found.pop("delta")
+    parts = () if batch is None else (batch_from(batch, {}),)
+    return Answer(**found, parts=parts, delta=None if delta is None else _delta_from(delta))
 
 
 def _get_delta_state(delta: MetricsDelta) -> State:
@@ -295,15 +276,8 @@ def _get_delta_state(delta: MetricsDelta) -> State:
 
 
 def _delta_from(state: Any) -> MetricsDelta:
-    check_fields(state, _DELTA, "metrics of an answer")
-    agents = tuple(map(str, state["agents"]))
-    table = EpisodeTable(len(agents), max(1, state["episodes"]["size"]))
-    table.prepare(state["episodes"], {})()
-    return MetricsDelta(
-        agents,
-        tuple(map(str, state["policies"])),
-        table.last(),
-        {str(name): int(number) for name, number in state["counters"].items()},
-        {str(name): (float(seconds), int(calls)) for name, (seconds, calls) in state["timers"].items()},
-        tuple((str(name), float(value)) for name, value in state["values"]),
-    )
+    where = "metrics of an answer"
+    found = read_fields(state, where, **{**field_types(MetricsDelta), "episodes": dict[str, Any]})
+    table = EpisodeTable(len(found["agents"]), max(1, number_field(found["episodes"], "size", where)))
+    table.prepare(found["episodes"], {})()
+    return MetricsDelta(**{**found, "episodes": table.last()})

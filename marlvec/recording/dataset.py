@@ -145,7 +145,7 @@ class RecordedDataset(Mapping[str, RecordedRows]):
         self.folder, self.notes = folder, notes
         self._manifest, self._envs = manifest, envs
         self.sessions: tuple[Session, ...] = tuple(manifest.sessions)
-        ids = dict.fromkeys(file.policy_id for part in manifest.parts for file in part.files)
+        ids = dict.fromkeys(file.policy for part in manifest.parts for file in part.files)
         self._policies = {name: RecordedRows(folder, manifest, name, verify=verify) for name in ids}
 
     def __getitem__(self, policy_id: str) -> RecordedRows:
@@ -396,9 +396,9 @@ class RecordedDataset(Mapping[str, RecordedRows]):
         spans: dict[int, dict[str, tuple[int, int]]] = {}
         for part in self._manifest.parts:
             for file in part.files:
-                start = spans.setdefault(part.session, {}).get(file.policy_id, (at[file.policy_id], 0))[0]
-                at[file.policy_id] += file.rows
-                spans[part.session][file.policy_id] = start, at[file.policy_id]
+                start = spans.setdefault(part.session, {}).get(file.policy, (at[file.policy], 0))[0]
+                at[file.policy] += file.rows
+                spans[part.session][file.policy] = start, at[file.policy]
         for name, rows in self.items():
             _need(("eps_id",), name, rows)
         yield from spans.items()
@@ -442,9 +442,9 @@ def load_dataset(folder: FilePath, *, verify: bool = True) -> RecordedDataset:
                 size = place.stat().st_size if place.is_file() else -1
             except OSError as error:
                 raise CheckpointError(place, f"cannot be read: {error}") from error
-            if size != file.size:
+            if size != file.bytes:
                 got = "there is no such file" if size < 0 else f"got {size}: it was cut or changed"
-                raise CheckpointError(place, f"is not as the manifest has it: expected {file.size} bytes, {got}")
+                raise CheckpointError(place, f"is not as the manifest has it: expected {file.bytes} bytes, {got}")
             if not place.resolve().is_relative_to(root):
                 raise CheckpointError(place, f"leads out of {path}")
     return RecordedDataset(path, manifest, envs, notes, verify=verify)

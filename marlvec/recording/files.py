@@ -23,6 +23,7 @@ from gymnasium.spaces import Space
 from marlvec.collect.batch_files import Arrays, TableForm, arrow_array, arrow_libraries, numpy_array
 from marlvec.errors import ArgumentError, CheckpointError, MarlvecError, SerialisationError, StateError
 from marlvec.serialization.atomic_file import atomic_file, draft_of, sync_folder
+from marlvec.serialization.records import Count, PositiveCount, from_plain, read_fields
 from marlvec.serialization.values import decode, encode
 from marlvec.vector.vector_env import VectorEnv
 
@@ -141,13 +142,13 @@ MANIFEST, SCHEMA = "manifest.jsonl", "schema.json"
 class PartFile(NamedTuple):
     """One policy's rows in a part."""
 
-    policy_id: str
-    format: str  # "parquet" or "arrow"
-    form: int  # number of its columns' form
-    rows: int
-    blocks: tuple[int, ...]  # rows of each block: row group or record batch
-    size: int  # bytes
-    crc32: int  # as zlib.crc32
+    policy: str
+    format: Literal["parquet", "arrow"]
+    form: Count  # number of its columns' form
+    rows: PositiveCount
+    blocks: tuple[Count, ...]  # rows of each block: row group or record batch
+    bytes: Count
+    crc32: Count  # as zlib.crc32
 
 
 class Part(NamedTuple):
@@ -160,7 +161,7 @@ class Part(NamedTuple):
 
     def path(self, file: PartFile) -> str:
         """Return the path of one of its files inside the folder."""
-        return part_path(file.policy_id, self.number, file.format)
+        return part_path(file.policy, self.number, file.format)
 
 
 @dataclass(slots=True)
@@ -190,18 +191,7 @@ def lines_of_part(part: Part, forms: Mapping[int, tuple[str, TableForm]]) -> Ite
     """Yield the lines of new forms, then the line of the part."""
     for number, (policy_id, form) in forms.items():
         yield {"form": number, "policy": policy_id, "columns": form.columns, "forms": form.forms}
-    files = [
-        {
-            "policy": file.policy_id,
-            "format": file.format,
-            "form": file.form,
-            "rows": file.rows,
-            "blocks": file.blocks,
-            "bytes": file.size,
-            "crc32": file.crc32,
-        }
-        for file in part.files
-    ]
+    files = [file._asdict() for file in part.files]
     yield {"part": part.number, "session": part.session, "env_steps": part.env_steps, "files": files}
 
 
@@ -248,56 +238,33 @@ def _add(manifest: Manifest, line: Any) -> None:
         manifest.sessions.append(Session(dict(line["about"])))
     elif "form" in line:
         _expect("form", line["form"], len(manifest.forms))
-        manifest.forms.append((_text(line["policy"]), TableForm.from_json(line["columns"], line["forms"])))
+        form = TableForm.from_json(line["columns"], line["forms"])
+        manifest.forms.append((from_plain(str, line["policy"], "policy"), form))
     elif "part" in line:
         manifest.parts.append(_part(manifest, line))
     elif "close" in line:
-        manifest.sessions[_count(line["close"])].closed = True
+        manifest.sessions[from_plain(Count, line["close"], "close")].closed = True
         _expect("parts", line["parts"], len(manifest.parts))
     else:
         raise ValueError(f"expected a session, form, part or close, got {list(line)}")
 
 
 def _part(manifest: Manifest, line: Any) -> Part:
-    _expect("part", line["part"], len(manifest.parts))
-    session = _count(line["session"])
+    kinds = {"part": Count, "session": Count, "env_steps": Count, "files": tuple[PartFile, ...]}
+    number, session, env_steps, files = read_fields(line, "a part", **kinds).values()
+    _expect("part", number, len(manifest.parts))
     manifest.sessions[session].closed = False
-    files = []
-    for one in line["files"]:
-        file = PartFile(
-            _text(one["policy"]),
-            _text(one["format"]),
-            _count(one["form"]),
-            _count(one["rows"]),
-            tuple(map(_count, one["blocks"])),
-            _count(one["bytes"]),
-            _count(one["crc32"]),
-        )
+    for file in files:
         _expect("rows", file.rows, sum(file.blocks))
-        _expect("policy", file.policy_id, manifest.forms[file.form][0])
-        if file.format not in ("parquet", "arrow") or not file.rows:
-            raise ValueError(f"no part file is {one!r:.300}")
-        files.append(file)
-    if len({file.policy_id for file in files}) < len(files):
+        _expect("policy", file.policy, manifest.forms[file.form][0])
+    if len({file.policy for file in files}) < len(files):
         raise ValueError("a policy has two files")
-    return Part(line["part"], session, _count(line["env_steps"]), tuple(files))
+    return Part(number, session, env_steps, files)
 
 
 def _expect(name: str, value: Any, expected: Any) -> None:
     if type(value) is not type(expected) or value != expected:
         raise ValueError(f"{name}: expected {expected!r}, got {value!r:.100}")
-
-
-def _count(value: Any) -> int:
-    if type(value) is not int or value < 0:
-        raise ValueError(f"expected a whole number from 0, got {value!r:.100}")
-    return value
-
-
-def _text(value: Any) -> str:
-    if type(value) is not str:
-        raise ValueError(f"expected a string, got {value!r:.100}")
-    return value
 
 
 def open_folder(folder: Path, *, append: bool) -> tuple[int, Manifest]:

@@ -49,6 +49,7 @@ from marlvec.recording.files import (
     write_schema,
 )
 from marlvec.serialization.atomic_file import FilePath
+from marlvec.serialization.records import Count, read_fields
 from marlvec.serialization.saved import ProcessBound
 from marlvec.vector.vector_env import VectorEnv
 
@@ -184,7 +185,7 @@ class Recorder(ProcessBound, ClosingCallback):
         found: dict[str, int] = {}
         for part in list(self._manifest.parts):
             for file in part.files:
-                found[file.policy_id] = found.get(file.policy_id, 0) + file.rows
+                found[file.policy] = found.get(file.policy, 0) + file.rows
         return found
 
     # --- as a callback
@@ -268,11 +269,10 @@ class Recorder(ProcessBound, ClosingCallback):
             ArgumentError: ``state`` is not from `state_dict`.
             OSError: The manifest cannot be written.
         """
-        if state.keys() != {"bytes", "end", "session"}:
-            raise ArgumentError(f"expected the state of a Recorder, got {list(state)}")
+        where, manifest = "the state of a Recorder", self._manifest
+        size, end, session = read_fields(state, where, bytes=Count, end=str, session=int | None).values()
         self.flush()
-        size, session, manifest = int(state["bytes"]), state["session"], self._manifest
-        if size > manifest.size or (size and digest_before(self.folder / MANIFEST, size) != state["end"]):
+        if size > manifest.size or (size and digest_before(self.folder / MANIFEST, size) != end):
             return
         self._writer.cut(size)
         kept = read_manifest(self.folder) if size else Manifest()

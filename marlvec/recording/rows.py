@@ -57,7 +57,7 @@ class BlockStore:
         self.rows = 0
         for part in manifest.parts:
             for file in part.files:
-                if file.policy_id == policy_id:
+                if file.policy == policy_id:
                     self._shelves.append(_Shelf(part, file, self.rows))
                     self.rows += file.rows
         self._marks: dict[str, str] = {}  # name of a column that marks rows: the column that they lack
@@ -87,7 +87,7 @@ class BlockStore:
 
     def _late_columns(self) -> list[str]:
         """Return the columns that only some files of a policy have, of any policy; not those with a known default."""
-        used = {(file.policy_id, file.form) for part in self._manifest.parts for file in part.files}
+        used = {(file.policy, file.form) for part in self._manifest.parts for file in part.files}
         by_policy: dict[str, list[list[str]]] = {}
         for policy_id, number in sorted(used):
             by_policy.setdefault(policy_id, []).append([name for name, _ in self._manifest.forms[number][1].columns])
@@ -436,7 +436,7 @@ class RecordedRows:
     @property
     def size_bytes(self) -> int:
         """Bytes of the files."""
-        return sum(file.size for _, file in self._store.files)
+        return sum(file.bytes for _, file in self._store.files)
 
     # --- reading
 

@@ -26,13 +26,15 @@ from numpy.typing import NDArray
 from marlvec.arguments import count_from
 from marlvec.collect import Collector
 from marlvec.connectors import ActionPipeline, AgentPipeline, Rows
-from marlvec.errors import ArgumentError, CheckpointError, StateError
+from marlvec.errors import ArgumentError, CheckpointError, MarlvecError, StateError
 from marlvec.policies import ObjectPolicy, Policy, PolicyLike, RandomPolicy, as_policy, load_policy
 from marlvec.policies.policy import PolicyOutput, PolicyState
 from marlvec.selfplay.ratings import Ratings
 from marlvec.selfplay.results import MatchTable, WinCount
 from marlvec.serialization.archive import read_archive, write_archive
 from marlvec.serialization.atomic_file import FilePath
+from marlvec.serialization.records import Count, from_plain, read_fields, to_plain
+from marlvec.serialization.saved import check_value
 from marlvec.serialization.values import decode, encode
 
 if TYPE_CHECKING:
@@ -271,7 +273,7 @@ class Every(SnapshotRule):
         return {"last": dict(self._last)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._last = dict(state["last"])
+        self._last = read_fields(state, "the state of Every", last=dict[str, int])["last"]
 
 
 class OnWinRate(SnapshotRule):
@@ -302,10 +304,10 @@ class OnWinRate(SnapshotRule):
         self._before[learner] = self.table.total(learner)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"before": {name: [t.wins, t.draws, t.losses] for name, t in self._before.items()}}
+        return {"before": to_plain(self._before)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._before = {name: WinCount(*numbers) for name, numbers in state["before"].items()}
+        self._before = read_fields(state, "the state of OnWinRate", before=dict[str, WinCount])["before"]
 
 
 EvictionRule = Callable[[Sequence[Opponent]], Opponent]
@@ -382,6 +384,14 @@ def make_of(make: MakePolicy | Mapping[str, MakePolicy]) -> MakeOf:
     return find
 
 
+_INDEX_FIELDS = {
+    "opponents": list[tuple[str, str, int, bool, tuple[Any, Any, Any]]],  # id, of, step, anchor, names of files
+    "counts": Any,
+    "rules": list[Any],
+    "random": list[str],
+}
+
+
 @dataclass(frozen=True)
 class PoolIndex:
     """The index file of a pool. It also lists every `RandomPolicy`, which needs no builder."""
@@ -406,28 +416,24 @@ class PoolIndex:
     def read(cls, folder: Path, make: MakeOf) -> PoolIndex:
         """Read the index; refuse one that names a file outside of the pool, or a policy without a builder."""
         path = inside(folder, INDEX)
-        found = read_archive(path)
+        found = {"random": [], **read_archive(path)}  # older indexes do not list them
         opponents: dict[str, Opponent] = {}
         known: set[str] = set()
         try:
-            counts = decode(found["counts"])
-            rules = tuple(decode(state) for state in found["rules"])
-            at_random = found.get("random", [])  # not in older indexes
-            for opponent_id, of, step, anchor, names in found["opponents"]:
-                if not isinstance(opponent_id, str) or opponent_id in opponents:
-                    raise ValueError(f"expected a unique id, got {opponent_id!r}")
-                policy, agent, action = (
-                    None if name is None else _own_file(path, opponent_id, kind, name, known)
-                    for kind, name in zip(KINDS, names, strict=True)
-                )
-                if policy is None:
-                    raise ValueError(f"opponent {opponent_id!r} has no policy")
-                built_by = RandomPolicy if opponent_id in at_random else make(of)
-                opponents[opponent_id] = Opponent(opponent_id, of, step, anchor, built_by, (policy, agent, action))
-        except (KeyError, TypeError, ValueError) as error:
-            if isinstance(error, ArgumentError):
-                raise
-            raise CheckpointError(path, f"holds no pool of opponents: {error!r}") from error
+            rows, counts, rules, at_random = read_fields(found, "the index", **_INDEX_FIELDS).values()
+            counts = from_plain(dict[str, Count], decode(counts), "the index: counts")
+            rules = tuple(decode(state) for state in rules)
+        except MarlvecError as error:
+            raise CheckpointError(path, f"holds no pool of opponents: {error}") from error
+        for opponent_id, of, step, anchor, names in rows:
+            policy, agent, action = (
+                None if name is None else _own_file(path, opponent_id, kind, name, known)
+                for kind, name in zip(KINDS, names, strict=True)
+            )
+            if policy is None or opponent_id in opponents:
+                raise CheckpointError(path, f"holds two opponents {opponent_id!r}, or one without a policy")
+            built_by = RandomPolicy if opponent_id in at_random else make(of)
+            opponents[opponent_id] = Opponent(opponent_id, of, step, anchor, built_by, (policy, agent, action))
         for opponent in opponents.values():
             for file in opponent.files:
                 if file is not None:
@@ -799,24 +805,24 @@ class OpponentPool(Mapping[str, Opponent]):
             CheckpointError: The contents of a file are damaged; nothing has changed.
             OSError: The folder cannot be written to; nothing has changed.
         """
-        if not isinstance(state, Mapping) or state.keys() != {"opponents", "counts", "rules"}:
-            raise ArgumentError(f"expected the state of an OpponentPool, got {state!r:.200}")
-        if len(state["rules"]) != len(self._when):
+        where = "the state of an OpponentPool"
+        saved = read_fields(state, where, opponents=list[Any], counts=dict[str, Count], rules=list[Any])
+        if len(saved["rules"]) != len(self._when):
             raise ArgumentError(
-                f"state: expected {len(self._when)} snapshot rules, got {len(state['rules'])}; give the pool the rules "
+                f"state: expected {len(self._when)} snapshot rules, got {len(saved['rules'])}; give the pool the rules "
                 f"(when=) that it was saved with"
             )
         before, rules = (self._opponents, self._counts), [rule.state_dict() for rule in self._when]
         found: dict[str, Opponent] = {}
         try:
-            for packed in state["opponents"]:
+            for packed in saved["opponents"]:
                 opponent = self.unpack(packed, unpacked)
                 if opponent.opponent_id in found:
                     raise ArgumentError(f"state: opponent {opponent.opponent_id!r} occurs twice")
                 found[opponent.opponent_id] = opponent
-            for rule, saved in zip(self._when, state["rules"], strict=True):
-                rule.load_state_dict(saved)
-            self._opponents, self._counts = found, {str(k): int(n) for k, n in state["counts"].items()}
+            for rule, own in zip(self._when, saved["rules"], strict=True):
+                rule.load_state_dict(own)
+            self._opponents, self._counts = found, saved["counts"]
             self._write_index()
         except BaseException:
             self._opponents, self._counts = before
@@ -844,17 +850,14 @@ class OpponentPool(Mapping[str, Opponent]):
             ArgumentError: Not such data; or there is no builder for the policy.
             CheckpointError: The contents of a file are damaged.
         """
-        try:
-            name, of, step, anchor = packed["id"], packed["of"], packed["step"], packed["anchor"]
-            contents = [None if file is None else bytes(file) for file in packed["files"]]
-            is_one = len(contents) == len(KINDS) and contents[0] is not None
-            if not (isinstance(name, str) and isinstance(of, str) and is_one):
-                raise ValueError(f"not an opponent: {name!r}")
-            make = RandomPolicy if packed["random"] else self._make(of)
-        except (KeyError, TypeError, ValueError) as error:
-            if isinstance(error, ArgumentError):
-                raise
-            raise ArgumentError(f"expected an opponent's state: {error!r:.200}") from error
+        where, files_of = "the state of an opponent", tuple[Any, Any, Any]
+        found = read_fields(packed, where, id=str, of=str, step=int, anchor=bool, random=bool, files=files_of)
+        name, of = found["id"], found["of"]
+        contents = [
+            None if file is None and k else check_value(file, np.uint8, (None,), f"{where}: files[{k}]").tobytes()
+            for k, file in enumerate(found["files"])
+        ]
+        make = RandomPolicy if found["random"] else self._make(of)
         for known in (self._opponents.get(name), (unpacked or {}).get(name)):
             if known is not None and known.make == make and known.is_packed(packed):
                 return known
@@ -867,7 +870,7 @@ class OpponentPool(Mapping[str, Opponent]):
                 if file is not None:
                     file.unlink(missing_ok=True)
             raise
-        return Opponent(name, of, step, anchor, make, (cast(Path, files[0]), files[1], files[2]))
+        return Opponent(name, of, found["step"], found["anchor"], make, (cast(Path, files[0]), files[1], files[2]))
 
     def _discard(self, opponents: Iterable[Opponent], kept: Iterable[Opponent]) -> None:
         """Let go of opponents that are not in `kept`."""

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from marlvec.collect.metrics import EpisodeRecord
 from marlvec.errors import ArgumentError, ContractError
 from marlvec.extras import import_extra
+from marlvec.serialization.records import PositiveCount, read_fields
 
 Sides = Mapping[str, Sequence[str]]
 """Side name to its agents, which one policy plays, and which win or lose together."""
@@ -278,11 +279,7 @@ class Elo(Ratings):
         return {"ratings": dict(self._ratings)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        try:
-            ratings = {str(name): float(rating) for name, rating in state["ratings"].items()}
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise ArgumentError(f"expected the state of an Elo: {error!r}") from error
-        self._ratings = ratings
+        self._ratings = read_fields(state, "the state of an Elo", ratings=dict[str, float])["ratings"]
 
 
 class OpenSkill(Ratings):
@@ -359,11 +356,8 @@ class OpenSkill(Ratings):
         return {"beliefs": {name: [mu, sigma] for name, (mu, sigma) in self._beliefs.items()}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        try:
-            beliefs = {str(name): (float(mu), float(sigma)) for name, (mu, sigma) in state["beliefs"].items()}
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise ArgumentError(f"expected the state of an OpenSkill: {error!r}") from error
-        self._beliefs = beliefs
+        found = read_fields(state, "the state of an OpenSkill", beliefs=dict[str, tuple[float, float]])
+        self._beliefs = found["beliefs"]
 
 
 Side = tuple[str, ...]
@@ -728,17 +722,9 @@ class BradleyTerry(Ratings):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        try:
-            players = {str(name): None for name in state["players"]}
-            results = {(_sides(drawn), _sides(worse)): int(times) for drawn, worse, times in state["results"]}
-            if any(times < 1 for times in results.values()):
-                raise ValueError("a result with a count below 1")
-            copies = {str(new): str(old) for new, old in state["copies"]}
-        except (KeyError, TypeError, ValueError) as error:
-            raise ArgumentError(f"expected the state of a BradleyTerry: {error!r}") from error
-        self._players, self._results, self._copies = players, results, copies
+        results = list[tuple[tuple[Side, ...], tuple[Side, ...], PositiveCount]]
+        kinds = {"players": list[str], "results": results, "copies": list[tuple[str, str]]}
+        found = read_fields(state, "the state of a BradleyTerry", **kinds)
+        self._players, self._copies = dict.fromkeys(found["players"]), dict(found["copies"])
+        self._results = {(drawn, worse): times for drawn, worse, times in found["results"]}
         self._likelihood = self._fit = None
-
-
-def _sides(data: Sequence[Sequence[str]]) -> tuple[tuple[str, ...], ...]:
-    return tuple(tuple(map(str, side)) for side in data)

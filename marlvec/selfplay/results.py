@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter, deque
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import combinations
 from statistics import NormalDist
 from typing import TYPE_CHECKING, Any, Literal
@@ -19,6 +19,7 @@ from marlvec.errors import ArgumentError, CheckpointError
 from marlvec.selfplay.ratings import BradleyTerry, Game, Ratings, ScoreFunction, Sides, game_of, sides_of
 from marlvec.serialization.archive import read_archive, write_archive
 from marlvec.serialization.atomic_file import FilePath
+from marlvec.serialization.records import Count, read_fields, to_plain
 from marlvec.serialization.values import decode, encode
 
 if TYPE_CHECKING:
@@ -228,12 +229,10 @@ class MatchTable:
         Raises:
             ArgumentError: Not such a state; nothing has changed.
         """
-        try:
-            pairs = {(a, b): WinCount(*numbers) for a, b, *numbers in state["pairs"]}
-            totals = {a: WinCount(*numbers) for a, *numbers in state["totals"]}
-        except (KeyError, TypeError, ValueError) as error:
-            raise ArgumentError(f"expected the state of a MatchTable: {error!r}") from error
-        self._pairs, self._totals = pairs, totals
+        kinds = {"pairs": list[tuple[str, str, float, float, float]], "totals": list[tuple[str, float, float, float]]}
+        found = read_fields(state, "the state of a MatchTable", **kinds)
+        self._pairs = {(a, b): WinCount(*numbers) for a, b, *numbers in found["pairs"]}
+        self._totals = {a: WinCount(*numbers) for a, *numbers in found["totals"]}
 
 
 def _plus(old: WinCount, new: WinCount, decay: float) -> WinCount:
@@ -488,7 +487,7 @@ class RatingTracker(Callback):
             "ratings": self.ratings.state_dict(),
             "counts": [self.games_total, self.draws, self.truncations],
             "unmoved": dict(self.unmoved),
-            "games": [[getattr(game, field.name) for field in fields(Game)] for game in self.games],
+            "games": to_plain(self.games),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -497,13 +496,12 @@ class RatingTracker(Callback):
         Raises:
             ArgumentError: Not such a state.
         """
-        if state.keys() != {"table", "ratings", "counts", "unmoved", "games"}:
-            raise ArgumentError(f"expected the state of a RatingTracker, got {list(state)}")
-        self.ratings.load_state_dict(state["ratings"])
-        self.table.load_state_dict(state["table"])
-        self.games_total, self.draws, self.truncations = state["counts"]
-        self.unmoved = Counter(state["unmoved"])
-        self.games = deque((Game(*values) for values in state["games"]), maxlen=self.games.maxlen)
+        kinds = {"counts": tuple[Count, Count, Count], "unmoved": dict[str, Count], "games": list[Game]}
+        found = read_fields(state, "the state of a RatingTracker", table=Any, ratings=Any, **kinds)
+        self.ratings.load_state_dict(found["ratings"])
+        self.table.load_state_dict(found["table"])
+        self.games_total, self.draws, self.truncations = found["counts"]
+        self.unmoved, self.games = Counter(found["unmoved"]), deque(found["games"], maxlen=self.games.maxlen)
 
     def save(self, path: FilePath) -> None:
         """Write table, ratings, counts and the last games to a file, atomically.

@@ -109,7 +109,7 @@ State = dict[str, Any]
 def check_fields(state: Any, names: Collection[str], where: str) -> Mapping[str, Any]:
     """Return a state, after a check that it is a dict with exactly these fields."""
     if not isinstance(state, Mapping):
-        raise ArgumentError(f"{where}: expected a state from get_state(), got {state!r:.200}")
+        raise ArgumentError(f"{where}: expected a saved state, got {state!r:.200}")
     missing = [name for name in names if name not in state]
     unknown = [name for name in state if name not in names]
     if missing or unknown:

@@ -15,6 +15,7 @@ from marlvec.env_ids import EnvIds, Options, check_env_ids, spread_options
 from marlvec.envs.spec import EnvSpec
 from marlvec.errors import ArgumentError, BusyError, CheckpointError, Failure, NothingPendingError, StateError
 from marlvec.serialization.atomic_file import FilePath
+from marlvec.serialization.records import Count, from_plain, read_fields
 from marlvec.serialization.saved import check_array, check_fields
 from marlvec.serialization.values import read_value, write_value
 from marlvec.spaces import batch_space
@@ -835,40 +836,22 @@ def check_entries(saved: Any, own: Mapping[str, Any], n: int, where: str) -> Non
             if found.dtype.kind == "i" and (found < 0).any():
                 raise ArgumentError(f"{where}: {name}: expected no negative numbers, got {found.min()}")
             continue
-        numbers = saved[name]
-        if (
-            not isinstance(numbers, list)
-            or len(numbers) != n
-            or not all(one is None or _is_number(one) for one in numbers)
-        ):
-            raise ArgumentError(f"{where}: {name}: expected {n} numbers from 0, or None, got {numbers!r:.200}")
+        if len(numbers := from_plain(list[Count | None], saved[name], f"{where}: {name}")) != n:
+            raise ArgumentError(f"{where}: {name}: expected {n} numbers, or None, got {numbers!r:.200}")
 
 
 def check_each(saved: Any, n: int, phases: Collection[int], agent_num: int, masked: Any) -> None:
     """Validate the shards' states of ``n`` env objects: one dict per env; None for a masked env."""
     if not isinstance(saved, list) or len(saved) != n:
         raise ArgumentError(f"set_state(): envs: expected a list of {n} states, got {saved!r:.200}")
+    kinds = {"phase": Count, "done": bool, "ended": list[Count], "next_seed": Count | None, "env": Any}
     for k, one in enumerate(saved):
-        if not masked[k] if one is None else masked[k] or not _is_of_env(one, phases, agent_num):
-            raise ArgumentError(f"set_state(): envs[{k}]: expected the state of an env, got {one!r:.200}")
-
-
-def _is_of_env(one: Any, phases: Collection[int], agent_num: int) -> bool:
-    if not isinstance(one, Mapping) or one.keys() != {"phase", "done", "ended", "next_seed", "env"}:
-        return False
-    phase, ended, seed = one["phase"], one["ended"], one["next_seed"]
-    return (
-        _is_number(phase)
-        and phase in phases
-        and isinstance(one["done"], bool)
-        and isinstance(ended, list)
-        and all(_is_number(a) and a < agent_num for a in ended)
-        and (seed is None or _is_number(seed))
-    )
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+        where = f"set_state(): envs[{k}]"
+        if one is None and masked[k]:
+            continue
+        phase, _, ended, *_ = read_fields(one, where, **kinds).values()
+        if masked[k] or phase not in phases or max(ended, default=0) >= agent_num:
+            raise ArgumentError(f"{where}: expected the state of an env, got {one!r:.200}")
 
 
 def choose_states(

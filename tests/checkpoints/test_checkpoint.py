@@ -679,7 +679,9 @@ def test_an_invalid_pool_state_changes_nothing(tmp_path: Path) -> None:
     pool = OpponentPool(MAKE, folder=tmp_path, when=[Every(10)])
     pool.add("main_0", Net(), of="main")
     state = pool.state_dict()
-    refused(ArgumentError, "expected the state of an OpponentPool", pool.load_state_dict, {"opponents": []})
+    refused(
+        ArgumentError, "the state of an OpponentPool: expected other fields", pool.load_state_dict, {"opponents": []}
+    )
     refused(ArgumentError, "expected 1 snapshot rules, got 0", pool.load_state_dict, {**state, "rules": []})
     with pytest.raises(ArgumentError, match=r"no function for policies of 'other'"):
         pool.load_state_dict({**state, "opponents": [{**state["opponents"][0], "of": "other"}]})
@@ -712,7 +714,7 @@ def test_lines_after_the_checkpoint_are_cut_off(tmp_path: Path) -> None:
     with JSONLinesLogger(path) as again:
         again.load_state_dict(state)
         again._file.add(b"three, again\n")
-        refused(ArgumentError, "expected the state of a JSONLinesLogger", again.load_state_dict, {})
+        refused(ArgumentError, "the state of a JSONLinesLogger: expected other fields", again.load_state_dict, {})
     assert path.read_text() == "one\ntwo\nthree, again\n"
     other.write_text("something else that is longer\n")
     with JSONLinesLogger(other) as again:
@@ -741,7 +743,7 @@ def test_curves_go_on_at_their_step_and_what_came_after_it_is_forgotten(tmp_path
         collect(logger, 4)  # further than the checkpoint, and then it is killed
     with TensorBoardLogger(tmp_path) as again:
         again.load_state_dict(state)
-        refused(ArgumentError, "expected the state of a TensorBoardLogger", again.load_state_dict, {})
+        refused(ArgumentError, "the state of a TensorBoardLogger: expected other fields", again.load_state_dict, {})
     found = EventAccumulator(str(tmp_path)).Reload().Scalars("totals/agent_steps")
     assert sorted({event.step for event in found}) == [1020, 1040]
 

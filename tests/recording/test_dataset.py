@@ -449,7 +449,7 @@ def test_a_file_of_another_recording_raises(format: str, tmp_path: Path) -> None
         (lambda lines: lines[2]["files"][0].update(rows=51), "rows: expected 50, got 51"),
         (lambda lines: lines[2]["files"][0].update(rows=-1), "line 3"),
         (lambda lines: lines[2]["files"][0].update(policy="../../etc"), "policy: expected 'main'"),
-        (lambda lines: lines[2]["files"][0].update(format="pickle"), "no part file"),
+        (lambda lines: lines[2]["files"][0].update(format="pickle"), r"files\[0\]: format: expected one of"),
         (lambda lines: lines[2]["files"].append(lines[2]["files"][0]), "two files"),
         (lambda lines: lines[1].update(forms={"x": ["|V8", []]}), r"line 2.*'\|V8'"),
         (lambda lines: lines[1].update(forms={"x": ["<i8", [-1]]}), "line 2"),

@@ -222,7 +222,7 @@ def test_a_state_of_another_recording_changes_nothing(tmp_path: Path) -> None:
     with marlvec.Recorder(tmp_path / "run") as recorder:
         recorder.write(batches[0])
         recorder.load_state_dict(state)
-        refused(ArgumentError, "expected the state of a Recorder", recorder.load_state_dict, {"bytes": 3})
+        refused(ArgumentError, "the state of a Recorder: expected other fields", recorder.load_state_dict, {"bytes": 3})
     same(tmp_path / "run", batches)
 
 

@@ -317,7 +317,7 @@ def test_a_rating_tracker_rates_by_it() -> None:
 )
 def test_a_wrong_state_changes_nothing(state: Any) -> None:
     found = rated([("ab", [1, 0])])
-    refused(ArgumentError, "expected the state of a BradleyTerry", found.load_state_dict, state)
+    refused(ArgumentError, "the state of a BradleyTerry: ", found.load_state_dict, state)
     assert found.rating("a") > found.rating("b")
 
 
@@ -462,7 +462,7 @@ def test_ratings_keep_their_books(kind: str) -> None:
     own.forget("a")
     assert own.rating("a") == new
     assert "copy" in repr(own) or "a" in repr(own)
-    refused(ArgumentError, "expected the state", own.load_state_dict, {"x": 1})
+    refused(ArgumentError, "the state of an? .*: expected other fields", own.load_state_dict, {"x": 1})
     for sides, scores in ((["a"], [1]), (["a", "b"], [1]), (["a", ()], [1, 0]), (["a", "b"], [math.nan, 0])):
         refused(ArgumentError, "", own.rate, sides, scores)
 
@@ -536,7 +536,7 @@ def test_a_table_that_decays_follows_a_learner() -> None:
     assert table.total("a") == WinCount(50, 0, 50)
     assert math.isnan(table.win_rate("a", "c"))
     refused(ArgumentError, "decay", MatchTable, 0)
-    refused(ArgumentError, "expected the state", table.load_state_dict, {})
+    refused(ArgumentError, "the state of an? .*: expected other fields", table.load_state_dict, {})
     console = Console(width=100)
     with console.capture() as shown:
         console.print(table)
