@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import ItemsView, KeysView, Mapping, Sequence
+from collections.abc import Callable, ItemsView, Iterator, KeysView, Mapping, Sequence, ValuesView
 from typing import Any, Self
 
 import numpy as np
@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from marlvec.errors import ArgumentError, ContractError
 from marlvec.trees import Tree, map_tree, to_array, tree_leaves, zip_trees
 
+IntArray = NDArray[np.int64]
 Index = NDArray[Any] | slice | Sequence[int] | Sequence[bool]
 
 
@@ -40,15 +41,15 @@ class Rows:
     def __init__(self, columns: Mapping[str, Tree] | Rows | None = None, /, **more: Tree) -> None:
         if isinstance(columns, Rows):
             columns = columns._columns
-        self._columns = {**columns, **more} if columns is not None else more
+        self._columns = merged(columns, more) if columns is not None else more
         self._n = -1
         self._check(self._columns)
         if self._n < 0:
             self._n = 0
 
     def _check(self, columns: Mapping[str, Tree]) -> None:
-        for name, column in columns.items():
-            if type(column) is np.ndarray and column.ndim:
+        for name, column in as_stored(columns):
+            if column.__class__ is Later or (type(column) is np.ndarray and column.ndim):
                 length = len(column)
                 if length != self._n and self._n >= 0:
                     raise self._unequal(name, "", length)
@@ -141,15 +142,17 @@ class Rows:
                 self._check(columns)
                 break
         rows = type(self).__new__(type(self))
-        rows._columns = {**self._columns, **columns}
+        rows._columns = merged(self._columns, columns)
         rows._n = self._n
         return rows
 
     def drop(self, *names: str) -> Self:
         """Return rows without the columns ``names``; they share the others. KeyError if a column does not exist."""
         for name in names:
-            self[name]
-        return type(self)({name: column for name, column in self._columns.items() if name not in names})
+            if name not in self:
+                self[name]
+        kept = {name: column for name, column in as_stored(self._columns) if name not in names}
+        return type(self)(with_later(kept))
 
     # --- choosing rows
 
@@ -172,9 +175,11 @@ class Rows:
         """
         if isinstance(index, slice):
             length = len(range(*index.indices(self._n)))
-            return self.of_length(
-                {name: map_tree(lambda leaf: leaf[index], c) for name, c in self._columns.items()}, length
-            )
+            parts = {
+                name: column.slice(index) if column.__class__ is Later else map_tree(lambda leaf: leaf[index], column)
+                for name, column in as_stored(self._columns)
+            }
+            return self.of_length(with_later(parts), length)
         where = np.asarray(index)
         if where.ndim != 1 or (where.dtype.kind not in "biu" and where.size):
             raise ArgumentError(
@@ -191,10 +196,12 @@ class Rows:
         chosen = {
             name: column.take(where, axis=0)
             if type(column) is np.ndarray
+            else column.take(where)
+            if column.__class__ is Later
             else map_tree(lambda leaf: _choose(leaf, where), column)
-            for name, column in self._columns.items()
+            for name, column in as_stored(self._columns)
         }
-        return self.of_length(chosen, len(where))
+        return self.of_length(with_later(chosen), len(where))
 
     @classmethod
     def concat(cls, parts: Sequence[Self]) -> Self:
@@ -212,6 +219,95 @@ class Rows:
             return cls()
         columns = join_columns([part._columns for part in parts], same_dtypes=False)
         return cls.of_length(columns, sum(len(part) for part in parts))
+
+
+class Later:
+    """A column of ``length`` rows that is made when it is read, once.
+
+    ``make`` returns the rows of some positions, (k,) ints from 0, or all rows for None. Rows that are chosen before the
+    column is read are made alone, when they are read themselves; a slice is a view of the whole.
+    """
+
+    __slots__ = ("_length", "_made", "_make")
+
+    def __init__(self, length: int, make: Callable[[IntArray | None], Tree]) -> None:
+        self._length = length
+        self._make: Callable[[IntArray | None], Tree] | None = make
+        self._made: Tree = None
+
+    def __len__(self) -> int:
+        return self._length
+
+    def read(self) -> Tree:
+        """The column."""
+        make = self._make
+        if make is not None:  # where two threads come at once, both make the same
+            self._made = make(None)
+            self._make = None  # what it was made of may go
+        return self._made
+
+    def take(self, where: IntArray) -> Tree | Later:
+        """Rows of these positions, (k,) ints: now if the column was read, or else once they are."""
+        make = self._make
+        if make is None:
+            return map_tree(lambda leaf: _choose(leaf, where), self._made)
+        where = np.arange(self._length).take(where)  # from the end, too; and refused where there is none
+        return Later(len(where), lambda inner: make(where if inner is None else where.take(inner)))
+
+    def slice(self, index: slice) -> Later:
+        """Rows of a slice, as views of the whole, which is made when one of its slices is read."""
+
+        def make(inner: IntArray | None) -> Tree:
+            part = map_tree(lambda leaf: leaf[index], self.read())
+            return part if inner is None else map_tree(lambda leaf: _choose(leaf, inner), part)
+
+        return Later(len(range(*index.indices(self._length))), make)
+
+
+class LateColumns(dict[str, Tree]):
+    """Columns of which some are made when they are read, `Later`; what takes all of them makes them."""
+
+    __slots__ = ()
+
+    def __getitem__(self, name: str) -> Tree:
+        column = super().__getitem__(name)
+        return column.read() if column.__class__ is Later else column
+
+    def __iter__(self) -> Iterator[str]:  # where this is not dict's own, {**columns} and dict(columns) read columns
+        return super().__iter__()
+
+    def get(self, name: str, default: Tree = None) -> Tree:
+        column = super().get(name, default)
+        return column.read() if column.__class__ is Later else column
+
+    def items(self) -> ItemsView[str, Tree]:  # type: ignore[override]  # of another dict
+        return dict(self).items()
+
+    def values(self) -> ValuesView[Tree]:  # type: ignore[override]
+        return dict(self).values()
+
+    def copy(self) -> dict[str, Tree]:
+        return dict(self)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return dict, (dict(self),)
+
+
+def as_stored(columns: Mapping[str, Tree]) -> ItemsView[str, Tree | Later]:
+    """Names and columns, without making those that are made when they are read."""
+    return dict.items(columns) if isinstance(columns, dict) else columns.items()
+
+
+def with_later(columns: dict[str, Tree | Later]) -> dict[str, Tree]:
+    """Return columns as `Rows` hold them: a plain dict where all are made."""
+    return LateColumns(columns) if any(column.__class__ is Later for column in columns.values()) else columns
+
+
+def merged(columns: Mapping[str, Tree], more: Mapping[str, Tree]) -> dict[str, Tree]:
+    """Return columns with these replaced or added."""
+    if columns.__class__ is not LateColumns:
+        return {**columns, **more}
+    return with_later(dict(as_stored(columns)) | dict(as_stored(more)))
 
 
 def _reader(name: str) -> property:

@@ -35,7 +35,7 @@ def state_columns(rows: Rows) -> dict[str, str]:
 
     ``state_out`` belongs to ``state_in``, and any other ``x_out`` to the ``x_in`` that the rows have.
     """
-    pairs = {name: f"{name.removesuffix('_out')}_in" for name, _ in rows.items() if name.endswith("_out")}
+    pairs = {name: f"{name.removesuffix('_out')}_in" for name in tuple(rows.keys()) if name.endswith("_out")}
     return {after: before for after, before in pairs.items() if before in rows or after == "state_out"}
 
 
@@ -46,7 +46,7 @@ def following(rows: Rows, at: NDArray[np.int64]) -> Rows:
     and columns of agent connectors. ``state_in`` is ``state_out`` (see `state_columns`), and ``t`` increases by 1.
     """
     before = rows.take(at)
-    names = [name for name, _ in rows.items() if f"next_{name}" in rows]
+    names = [name for name in tuple(rows.keys()) if f"next_{name}" in rows]
     after = {name: before[f"next_{name}"] for name in names}
     after |= {state_in: before[state_out] for state_out, state_in in state_columns(rows).items()}
     if "t" in rows:
@@ -390,7 +390,7 @@ class NStep(LearnerConnector):
         rewards = single.copy()
         for i in range(1, int(steps.max(initial=0))):
             rewards[:-i] += np.where(steps[:-i] > i, self.gamma**i * single[i:], 0.0)
-        changed = [*(name for name, _ in rows.items() if name.startswith("next_")), *state_columns(rows)]
+        changed = [*(name for name in tuple(rows.keys()) if name.startswith("next_")), *state_columns(rows)]
         discounts = self.gamma**steps * (real & ~flags(rows, "terminated")[outcome])
         if unknown.any():
             rows = mask_out(rows, unknown)

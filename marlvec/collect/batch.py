@@ -26,7 +26,7 @@ from marlvec.collect.batch_files import (
     write_parquets,
 )
 from marlvec.connectors import PadSequences, Rows, UnpadSequences
-from marlvec.connectors.rows import join_columns
+from marlvec.connectors.rows import join_columns, merged
 from marlvec.errors import ArgumentError, CheckpointError
 from marlvec.serialization.atomic_file import FilePath
 from marlvec.trees import Tree
@@ -49,7 +49,10 @@ class SampleBatch(Rows):
     ``rewards``           (n,)            float64, sum from this decision until the agent's next turn or end, after the
                                           agent connectors. Rewards before an agent's first decision (late joiners,
                                           turn-based games) are in its first row
-    ``next_obs``          (n, …)          the observation at the agent's next turn, or its final observation
+    ``next_obs``          (n, …)          the observation at the agent's next turn, or its final observation. Made when
+                                          it is first read, as all ``next_…`` that follow from a column: until then a
+                                          collected batch holds each observation once. Minibatches make their own
+                                          rows of it. Read it before you write into ``obs``
     ``terminated``        (n,) bool       the agent was terminated before its next turn
     ``truncated``         (n,) bool       the agent was truncated before its next turn
     ``next_obs_missing``  (n,) bool       the agent ended without a final observation: ``next_obs`` repeats ``obs``;
@@ -85,8 +88,8 @@ class SampleBatch(Rows):
     __slots__ = ()
 
     def __init__(self, columns: Mapping[str, Tree] | Rows) -> None:
-        super().__init__(with_arrays(dict(columns.items())))
-        if not any(True for _ in named_leaves(self._columns)):
+        super().__init__(with_arrays(columns._columns if isinstance(columns, Rows) else columns))
+        if not self._n and not any(True for _ in named_leaves(self._columns)):
             raise ArgumentError("SampleBatch(): expected at least one column, got none")
 
     def __repr__(self) -> str:
@@ -106,7 +109,7 @@ class SampleBatch(Rows):
         Raises:
             ArgumentError: A column's length is not that of the rows; names the column.
         """
-        return SampleBatch({**self._columns, **columns})
+        return SampleBatch(merged(self._columns, columns))
 
     def shuffle(self, seed: int | np.random.Generator | None = None) -> SampleBatch:
         """Copy all rows in random order.

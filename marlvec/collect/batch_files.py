@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from marlvec.connectors.rows import Later, as_stored, with_later
 from marlvec.errors import ArgumentError, CheckpointError, SerialisationError
 from marlvec.extras import import_extra
 from marlvec.serialization.archive import NamedArray, UniqueNames, read_archive, write_archive
@@ -132,10 +133,10 @@ def named_leaves(columns: Mapping[str, Tree]) -> Iterator[tuple[str, Any]]:
 def with_arrays(columns: Mapping[str, Tree]) -> dict[str, Tree]:
     """Convert lists and bare numbers in columns to arrays; arrays of objects if no other dtype fits."""
     found = {}
-    for name, column in columns.items():
-        plain = all(hasattr(leaf, "shape") for _, leaf in tree_leaves(column))
+    for name, column in as_stored(columns):
+        plain = column.__class__ is Later or all(hasattr(leaf, "shape") for _, leaf in tree_leaves(column))
         found[name] = column if plain else map_tree(_as_array, column)
-    return found
+    return with_later(found)
 
 
 def _as_array(leaf: Any) -> Any:

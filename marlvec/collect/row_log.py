@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from marlvec.collect.columns import (
     LATE,
     VERSION,
+    ColumnForm,
     ColumnForms,
     Leaves,
     Source,
@@ -26,6 +27,7 @@ from marlvec.collect.columns import (
     plain_columns,
 )
 from marlvec.collect.rows import Answers, BatchMemory, Block, Moment, part_of
+from marlvec.connectors.rows import Later, with_later
 from marlvec.errors import ArgumentError
 from marlvec.serialization.saved import State, array_field, check_fields
 from marlvec.trees import Tree, map_tree
@@ -73,7 +75,7 @@ def read_block(
         elif name not in _UNREAD:
             columns[name] = forms.rows[name].tree([_flat(table, memory) for table in tables])
     for name in forms.followed:
-        columns[f"next_{name}"] = _following(block, name, behind, ends, memory)
+        columns[f"next_{name}"] = _next_column(block, name, columns[name], behind, ends, memory)
     missing = np.zeros((len(lanes), steps), np.bool_)
     env_ts = np.array([moment.env_t for moment in decisions])
     env_t = spread(env_ts[:-1])
@@ -118,6 +120,60 @@ def _following(block: Block, name: str, behind: Moment, ends: Sequence[_Ends], m
                 without = places[moment.missing]
                 leaf[without, step] = table[without, step]
     return form.tree([_as_rows(leaf) for leaf in found])
+
+
+def _next_column(
+    block: Block, name: str, column: Tree, behind: Moment, ends: Sequence[_Ends], memory: BatchMemory
+) -> Later:
+    """A column of the row that comes after each row of a block, made of that column in the batch when it is read."""
+    form, steps = block.forms.rows[name], block.length
+    own = form.fit(column)
+    lasts = [form.fit(behind.column(name))]
+    places = [np.arange(steps - 1, len(block.lanes) * steps, steps)]
+    for end in ends:
+        found, at = end.moment.column(name), end.places * steps + end.step
+        leaves = form.blanks(len(at)) if found is None else form.fit(found)
+        if name == "obs" and end.moment.missing is not None and np.count_nonzero(end.moment.missing):
+            leaves = [np.array(leaf) for leaf in leaves]
+            for leaf, table in zip(leaves, own, strict=True):
+                leaf[end.moment.missing] = table[at[end.moment.missing]]
+        lasts.append(leaves)
+        places.append(at)
+    where = np.concatenate(places)
+    order = where.argsort(kind="stable")
+    order = order[np.append(where[order[1:]] != where[order[:-1]], True)]  # an end counts, not the row behind it
+    leaves = [np.concatenate(parts).take(order, axis=0) for parts in zip(*lasts, strict=True)]
+    return Later(len(block.lanes) * steps, Followers(form, own, where[order], leaves, memory))
+
+
+class Followers:
+    """Makes a column of the rows that come after rows of a batch: nearly always the next row of the same column.
+
+    ``own``: leaves of the column, (n, …); ``places``: ascending positions of rows that the next one does not follow,
+    the last one among them; ``others``: leaves of the rows that follow those.
+    """
+
+    __slots__ = ("_form", "_memory", "_others", "_own", "_places")
+
+    def __init__(self, form: ColumnForm, own: Leaves, places: IntArray, others: Leaves, memory: BatchMemory) -> None:
+        self._form, self._own, self._places, self._others, self._memory = form, own, places, others, memory
+
+    def __call__(self, where: IntArray | None) -> Tree:
+        found, places = [], self._places
+        if where is not None:
+            at = places.searchsorted(where)
+            is_other = (places[at] == where).nonzero()[0]  # each position is at most the last of these
+            at, after = at[is_other], where + 1
+            after[is_other] = 0
+        for own, others in zip(self._own, self._others, strict=True):
+            if where is None:
+                leaf = self._memory.empty(own.shape, own.dtype)
+                leaf[:-1], leaf[places] = own[1:], others
+            else:
+                leaf = own.take(after, axis=0)
+                leaf[is_other] = others[at]
+            found.append(leaf)
+        return self._form.tree(found)
 
 
 def _as_rows(table: AnyArray) -> AnyArray:
@@ -401,7 +457,7 @@ class RowLog:
         starts[:1] = False
         columns["unroll_id"] = np.cumsum(starts, out=self._memory.empty(starts.shape, np.int64))
         columns["unroll_id"] += unroll_id
-        return order_columns(columns), int(columns["unroll_id"][-1]) + 1
+        return with_later(order_columns(columns)), int(columns["unroll_id"][-1]) + 1
 
     def _read_sorted(self, numbers: IntArray) -> tuple[dict[str, Tree], IntArray]:
         self._memory.begin()
@@ -414,8 +470,14 @@ class RowLog:
         columns = {
             name: self._tree(name, after if name in _OUTCOME else numbers) for name in rows if name not in _UNREAD
         }
+        is_other = np.ones(len(numbers), np.bool_)
+        is_other[:-1] = (after[:-1] != numbers[1:]) | missing[:-1]
+        places = is_other.nonzero()[0]
         for name in self.forms.followed:
-            columns[f"next_{name}"] = self._tree(name, np.where(missing, numbers, after) if name == "obs" else after)
+            form = rows[name]
+            others = (np.where(missing, numbers, after) if name == "obs" else after)[places]
+            leaves, own = form.fit(self._tree(name, others)), form.fit(columns[name])
+            columns[f"next_{name}"] = Later(len(numbers), Followers(form, own, places, leaves, self._memory))
         columns["next_obs_missing"] = missing
         columns["env_t"], columns["next_env_t"] = index.env_t[numbers], index.env_t[after]
         answers = index.answer_of(self._answered, self.num_lanes)[numbers]

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Collection, KeysView, Mapping, Sequence
 from dataclasses import dataclass
 from operator import is_
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -121,10 +122,12 @@ class BatchMemory:
         self._last: Pieces = {}
         self._now: Pieces = {}
         self._bytes = 0  # of those
+        self._lock = Lock()  # a column may be read while another thread makes the next batch
 
     def begin(self) -> None:
         """Another batch is to be made."""
-        self._older, self._last, self._now, self._bytes = self._last, self._now, {}, 0
+        with self._lock:
+            self._older, self._last, self._now, self._bytes = self._last, self._now, {}, 0
 
     def empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> AnyArray:
         """An array that may hold anything, and is the caller's own; a large one begins at a multiple of 64 bytes."""
@@ -132,9 +135,10 @@ class BatchMemory:
         size = kind.itemsize * math.prod(shape)
         if size < _LARGE or kind.hasobject or not _COUNTS or self._bytes + size > _MOST:
             return np.empty(shape, kind)
-        memory = self._unused(size)
-        self._now.setdefault(size, []).append(memory)
-        self._bytes += size
+        with self._lock:
+            memory = self._unused(size)
+            self._now.setdefault(size, []).append(memory)
+            self._bytes += size
         start = -memory.__array_interface__["data"][0] % _ALIGNMENT
         return memory[start : start + size].view(kind).reshape(shape)
 

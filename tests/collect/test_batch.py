@@ -747,3 +747,56 @@ def test_connectors_let_objects_pass_or_refuse_them_by_name() -> None:
         dropped = [FlattenObs(drop=["said"]), FrameStack(2)]
         batch = Collector(envs, {"main": RandomPolicy()}, agent_connectors=dropped, seed=0).collect(env_steps=8)["main"]
         assert batch.obs.shape[1:] == (6,)
+
+
+# --- columns that are made when they are read
+
+
+def collected() -> SampleBatch:
+    """Rows of agents that come, go and take turns, in a batch that cuts through episodes."""
+    with sync("keyed, no last obs", 3, 3) as envs:
+        return Collector(envs, EchoPolicy(), seed=1).collect(env_steps=60)["main"]
+
+
+@pytest.mark.checklist(116)
+@given(st.data())
+def test_what_is_chosen_of_a_column_is_the_same_before_and_after_it_was_read(data: st.DataObject) -> None:
+    late, read = collected(), collected()
+    n, names = len(read), [name for name in list(read.keys()) if name.startswith("next_")]
+    assert {"next_obs", "next_obs_missing", "next_env_t"} <= set(names)
+    dict(read)
+    for _ in range(data.draw(st.integers(1, 4))):
+        move, n = data.draw(st.sampled_from(["take", "mask", "slice", "drop", "replace", "pickle", "copy"])), len(read)
+        if move == "take" and n:
+            where = np.array(data.draw(st.lists(st.integers(-n, n - 1), max_size=12)), np.int64)
+            late, read = late.take(where), read.take(where)
+        elif move == "mask":
+            chosen = np.array(data.draw(st.lists(st.booleans(), min_size=n, max_size=n)), np.bool_)
+            late, read = late.take(chosen), read.take(chosen)
+        elif move == "slice":
+            bounds = data.draw(st.integers(-n, n)), data.draw(st.integers(-n, n))
+            late, read = late.slice(*bounds), read.slice(*bounds)
+        elif move == "drop" and "terminated" in read:
+            late, read = late.drop("terminated"), read.drop("terminated")
+        elif move == "replace":
+            late, read = late.replace(more=late["t"] + 1), read.replace(more=read["t"] + 1)
+        elif move == "pickle":
+            late = pickle.loads(pickle.dumps(late))
+        elif move == "copy":
+            late = copy.deepcopy(late)
+    assert list(late.keys()) == list(read.keys())
+    for name, column in read.items():
+        assert late[name].dtype == column.dtype
+        np.testing.assert_array_equal(late[name], column)
+    assert late.next_obs is late["next_obs"]
+
+
+@pytest.mark.checklist(116)
+def test_a_column_that_is_left_alone_has_a_length() -> None:
+    batch = collected()
+    n = len(batch)
+    alone = batch.drop(*(name for name in list(batch.keys()) if name != "next_obs"))
+    assert len(alone) == n
+    with pytest.raises(IndexError):
+        alone.take(np.array([n]))
+    assert len(SampleBatch({"x": np.arange(3)})) == 3

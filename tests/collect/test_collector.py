@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tracemalloc
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,11 @@ import pytest
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space, Tuple
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pettingzoo import ParallelEnv
 
 import marlvec
 from marlvec.collect import Collector, MultiAgentBatch
-from marlvec.connectors import AgentConnector, AgentPipeline, FrameStack, NormalizeObs, Rows
+from marlvec.connectors import AgentConnector, AgentPipeline, FrameStack, GeneralAdvantageEstimation, NormalizeObs, Rows
 from marlvec.errors import ArgumentError, ClosedError, ContractError, EnvRaised, StateError
 from marlvec.policies import FunctionPolicy, Policy, PolicyMap, RandomPolicy
 from marlvec.testing import CounterEnv, NoOpEnv
@@ -746,3 +748,51 @@ def test_half_a_million_agent_rows_leave_memory_flat(batch_mode: str) -> None:
             collector.collect(env_steps=4096)
         assert resident() - before < 4.0
         assert collector.metrics.episodes_total > 6_000
+
+
+class Pictures(ParallelEnv[str, Any, Any]):
+    """Two agents that see pictures."""
+
+    metadata: dict[str, Any] = {"name": "pictures"}  # PettingZoo's
+    possible_agents = ["a", "b"]
+
+    def observation_space(self, agent: str) -> Box:
+        return Box(0, 255, (32, 32, 3), np.uint8)
+
+    def action_space(self, agent: str) -> Discrete:
+        return Discrete(2)
+
+    def reset(self, seed: int | None = None, options: Any = None) -> Any:
+        self.agents, self.t = self.possible_agents[:], 0
+        return self._told(), {agent: {} for agent in self.agents}
+
+    def step(self, actions: Any) -> Any:
+        self.t += 1
+        told, agents, over = self._told(), self.agents, self.t == 20
+        self.agents = [] if over else agents
+        flags = dict.fromkeys(agents, over)
+        return told, dict.fromkeys(agents, 1.0), dict.fromkeys(agents, False), flags, {agent: {} for agent in agents}
+
+    def _told(self) -> Any:
+        return {agent: np.full((32, 32, 3), 7 * self.t + k, np.uint8) for k, agent in enumerate(self.agents)}
+
+
+def test_a_batch_of_pictures_holds_each_once_until_its_successors_are_read() -> None:
+    class Values(marlvec.Policy):
+        def act(self, rows: Any, *, explore: bool = True) -> Any:
+            return np.zeros(len(rows), np.int64), {"values": rows["obs"].mean(axis=(1, 2, 3))}
+
+    advantages = GeneralAdvantageEstimation(value_function=lambda rows: rows["obs"].mean(axis=(1, 2, 3)))
+    with marlvec.make(Pictures, num_envs=4, backend="sync") as envs:
+        collector = marlvec.Collector(envs, Values(), seed=0, learner_connectors=[advantages])
+        collector.collect(env_steps=4)
+        tracemalloc.start()
+        try:
+            rows = collector.collect(env_steps=4 * 64)["main"]
+            minibatches = list(rows.minibatches(64, seed=0))
+            peak = tracemalloc.get_traced_memory()[1] / rows["obs"].nbytes
+        finally:
+            tracemalloc.stop()
+    assert len(minibatches) == 8
+    assert peak < 2.5  # of which the minibatches hold one; with all successors it were more than four
+    assert (rows["next_obs"][:-1][~rows["truncated"][:-1]][:60].max(axis=(1, 2, 3)) > 0).all()
