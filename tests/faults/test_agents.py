@@ -31,10 +31,7 @@ TWO = Script([0, 0], [2, 6], ["terminated"] * 2)  # agent 0 ends in step 2, agen
 
 def breaks(backend: str, good: Any, bad: Any, steps: int, words: str) -> None:
     """Env 1 breaks its contract in that step, and is told of; the others never know, and it goes on after a reset."""
-    with (
-        vectorize(backend, [good, bad, good]) as envs,
-        vectorize("sync", [good]) as twin,
-    ):
+    with vectorize(backend, [good, bad, good]) as envs, vectorize("sync", [good]) as twin:
         for seed in range(2):
             envs.reset(seed=[seed] * 3)
             twin.reset(seed=[seed])

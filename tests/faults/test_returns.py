@@ -29,7 +29,7 @@ from marlvec.vector.infos import RESERVED
 from marlvec.vector.workers import worker as report_packing
 from tests.faults.harness.programs import run
 from tests.faults.harness.spoilt import FORMS, OBS_SPACE, Spoil, good_obs
-from tests.vector.support.kinds import BACKENDS, HERE_AND_AWAY, vectorize
+from tests.vector.support.kinds import BACKENDS, HERE_AND_AWAY, hooked, vectorize
 from tests.vector.support.reference import assert_trees_equal, pick, refused
 from tests.vector.test_recovery import ERRORS
 
@@ -313,28 +313,23 @@ def test_under_restart_the_others_never_notice(backend: str, where: Any) -> None
             assert all(ERRORS[name][1][:100] in fault.summary for fault in envs.faults)
 
 
-class Endless(CounterEnv):
-    """Calls itself until Python has enough of it, or asks for more memory than there is."""
+def dig() -> Any:
+    return dig()
 
-    def __init__(self, what: str, env_index: int) -> None:
-        super().__init__(4, env_index=env_index)
-        self.what, self.strikes = what, env_index == 1
 
-    def step(self, actions: Any) -> Any:
-        if self.strikes:
-            self.strikes = False
-            return self.dig() if self.what == "RecursionError" else np.zeros(2**55)
-        return super().step(actions)
-
-    def dig(self) -> Any:
-        return self.dig()
+def exhaust(what: list[str], env: Any, step: Any, actions: Any) -> Any:
+    """Call itself in env 1 until Python has enough of it, or ask for more memory than there is; once."""
+    if env.world.env_index == 1 and what:
+        return dig() if what.pop() == "RecursionError" else np.zeros(2**55)
+    return step(actions)
 
 
 @pytest.mark.fault("C4")
 @pytest.mark.parametrize("kind", ["RecursionError", "MemoryError"])
 @pytest.mark.parametrize("backend", HERE_AND_AWAY)
 def test_real_recursion_and_real_lack_of_memory(backend: str, kind: str) -> None:
-    with vectorize(backend, [partial(Endless, kind, i) for i in range(N)]) as envs:
+    hooks = {"step": partial(exhaust, [kind])}
+    with vectorize(backend, [partial(hooked, CounterEnv, 4, env_index=i, hooks=hooks) for i in range(N)]) as envs:
         envs.reset()
         caught = refused(EnvRaised, rf"env 1 raised in step\(\): .*{kind}", envs.step, np.ones((N, 3), np.int64))
         assert isinstance(caught.__cause__, (RecursionError, MemoryError))
@@ -410,22 +405,21 @@ def test_base_exceptions_in_close_are_never_lost(backend: str, kind: type[BaseEx
 # --- C12: infos
 
 
-class Informer(CounterEnv):
-    """Says in its infos what it is told to, in step 2 of an episode whose options name it."""
+def informers(make: Callable[[str], Any]) -> list[Callable[[], Any]]:
+    """Envs of which env 1 has in its infos what is made, in step 2 of an episode whose options name it."""
 
-    def __init__(self, make: Callable[[str], Any], env_index: int) -> None:
-        super().__init__(3, agent_num=2, env_index=env_index)
-        self.make, self.what = make, None
+    def reset_and_note(env: Any, reset: Any, seed: int | None = None, options: Any = None) -> Any:
+        env.what = options["info"] if options and env.world.env_index == 1 else None
+        return reset(seed, options)
 
-    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        self.what = options["info"] if options and self.world.env_index == 1 else None
-        return super().reset(seed, options)
-
-    def step(self, actions: dict[str, Any]) -> Any:
-        *rest, infos = super().step(actions)
-        if self.what is not None and self.world.t == 2:
-            infos["agent_1"] = self.make(self.what)
+    def step_and_inform(env: Any, step: Any, actions: Any) -> Any:
+        *rest, infos = step(actions)
+        if env.what is not None and env.world.t == 2:
+            infos["agent_1"] = make(env.what)
         return *rest, infos
+
+    hooks = {"reset": reset_and_note, "step": step_and_inform}
+    return [partial(hooked, CounterEnv, 3, agent_num=2, env_index=i, hooks=hooks) for i in range(N)]
 
 
 class Refuses:
@@ -482,7 +476,7 @@ def test_an_invalid_info_is_an_error_of_its_env(backend: str) -> None:
     cases = [(what, words, ContractError) for what, words in IN_EVERY_BACKEND.items()]
     if crosses:
         cases += [(what, words, SerialisationError) for what, words in FROM_A_PROCESS.items()]
-    with vectorize(backend, [partial(Informer, info_of, i) for i in range(N)]) as envs:
+    with vectorize(backend, informers(info_of)) as envs:
         actions = np.ones((N, 2), np.int64)
         for what, words, kind in cases:
             envs.reset(options={"info": what})
@@ -509,7 +503,7 @@ def test_no_info_is_none_at_all_and_lists_may_contain_themselves(backend: str) -
         itself.append(itself)
         return {"itself": itself, "deep": {"a": {"b": {"c": [1, {"d": None}]}}}}
 
-    with vectorize(backend, [partial(Informer, make, i) for i in range(N)]) as envs:
+    with vectorize(backend, informers(make)) as envs:
         for what in ("none", "itself"):
             envs.reset(options={"info": what})
             envs.step(np.ones((N, 2), np.int64))
@@ -557,14 +551,12 @@ def test_infos_that_come_from_a_process_are_bounded(final: bool) -> None:
 WORDS = (*sorted(RESERVED - {"action_mask"}), "_alive", "_", "__x")  # a mask is the env's own word
 
 
-class Clashing(CounterEnv):
-    """Uses every word that is marlvec's own, in the info of an agent and in that of the whole env."""
-
-    def step(self, actions: dict[str, Any]) -> Any:
-        *rest, infos = super().step(actions)
-        infos["agent_0"] = dict.fromkeys(WORDS, self.world.t)
-        infos["__common__"] = dict.fromkeys(WORDS, self.world.t)
-        return *rest, infos
+def use_own_words(env: Any, step: Any, actions: Any) -> Any:
+    """Use every word that is marlvec's own, in the info of an agent and in that of the whole env."""
+    *rest, infos = step(actions)
+    infos["agent_0"] = dict.fromkeys(WORDS, env.world.t)
+    infos["__common__"] = dict.fromkeys(WORDS, env.world.t)
+    return *rest, infos
 
 
 @pytest.mark.mostly_slow("kills, stops or starts many workers", quick=2)
@@ -573,7 +565,9 @@ class Clashing(CounterEnv):
 def test_reserved_keys_of_an_env_displace_none_of_marlvecs(backend: str) -> None:
     assert {"alive", "acting", "final_observation", "final_info", "reset_mask", "action_mask", "fault"} <= RESERVED
     with (
-        vectorize(backend, [partial(Clashing, 3, env_index=i) for i in range(2)]) as envs,
+        vectorize(
+            backend, [partial(hooked, CounterEnv, 3, env_index=i, hooks={"step": use_own_words}) for i in range(2)]
+        ) as envs,
         vectorize("sync", [partial(CounterEnv, 3, env_index=i) for i in range(2)]) as plain,
     ):
         envs.reset(seed=0)
@@ -872,9 +866,6 @@ def test_factories(error: str) -> None:
 
 class Hand(Space[Any]):
     """Values of a class of one's own."""
-
-    def __init__(self) -> None:
-        super().__init__(None, None)
 
     def contains(self, x: Any) -> bool:
         return isinstance(x, (Fine, Bomb))

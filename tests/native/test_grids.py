@@ -120,8 +120,7 @@ def test_specs_are_those_of_the_reference(env_id: str, options: dict[str, Any]) 
 
 
 @pytest.mark.parametrize(
-    ("env_id", "options"),
-    [case(FIELD, {}), case(FORAGING.ids[-1], {}), case(ROOM, MANY_GOALS, slow=COMPILES)],
+    ("env_id", "options"), [case(FIELD, {}), case(FORAGING.ids[-1], {}), case(ROOM, MANY_GOALS, slow=COMPILES)]
 )
 def test_a_reference_built_from_an_env_goes_on_as_the_env_does(env_id: str, options: dict[str, Any]) -> None:
     """Over the ends of episodes, too: all that there is, random stream and time come along."""

@@ -483,10 +483,7 @@ GAMES: dict[str, list[dict[str, Any]]] = {
 GRIDS: dict[str, list[dict[str, Any]]] = {
     "lbf/Foraging-8x8-2p-3f-v3": [{}, {"sight": 2, "players": 4}],
     "lbf/Foraging-grid-2s-6x6-3p-2f-v3": [{}],
-    "rware/rware-tiny-4ag-easy-v2": [
-        {},
-        {"msg_bits": 2, "max_steps": 9, "column_height": 1, "request_queue_size": 2},
-    ],
+    "rware/rware-tiny-4ag-easy-v2": [{}, {"msg_bits": 2, "max_steps": 9, "column_height": 1, "request_queue_size": 2}],
 }
 ENTRIES = [*sorted(_entries), *GRIDS]
 ALL = [(name, kwargs) for name, found in {**ARGUMENTS, **GAMES, **GRIDS}.items() for kwargs in found]

@@ -282,10 +282,7 @@ def test_keys_of_the_action_space_are_not_agents() -> None:
 
 
 WRONG_DICTS: list[tuple[Any, str]] = [
-    (
-        {"agent_0": np.zeros(N, np.int64)},
-        r"env 0, agent 'agent_1': expected an action, .* given for \['agent_0'\]",
-    ),
+    ({"agent_0": np.zeros(N, np.int64)}, r"env 0, agent 'agent_1': expected an action, .* given for \['agent_0'\]"),
     ({"agent_0": [0] * N, "agent_1": None}, "env 0, agent 'agent_1': expected an action, since it acts"),
     ({"agent_0": [0] * N, "agent_1": [0]}, r"actions\['agent_1'\]: expected shape \(3,\), got \(1,\)"),
     ({"agent_0": [0] * N, "agent_1": 1}, r"actions\['agent_1'\]: expected shape \(3,\), got \(\)"),

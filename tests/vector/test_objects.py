@@ -405,10 +405,7 @@ def test_what_is_taken_for_actions_of_objects(backend: str) -> None:
             rewards.append(envs.step({"say": form, "go": go})[1].tolist())
         assert rewards == [rewards[0]] * len(forms)
         wrong: list[tuple[Any, str]] = [
-            (
-                words[:1],
-                "leaf 'say': expected an array of objects, or a list of lists, with 2 rows, one per env; got",
-            ),
+            (words[:1], "leaf 'say': expected an array of objects, or a list of lists, with 2 rows, one per env; got"),
             ([["a"], ["b", "c"]], "with rows of 2 values, one per agent; got 1"),
             (["ab", "cd"], "with rows of 2 values, one per agent; got str"),
             ("ab", "got str"),

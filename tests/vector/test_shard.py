@@ -45,14 +45,11 @@ def test_phases_follow_the_table_and_nothing_else(events: list[tuple[int, EnvEve
 @given(
     st.integers(1, 6).flatmap(
         lambda n: st.lists(
-            st.tuples(st.lists(st.integers(0, n - 1), unique=True).map(sorted), st.sampled_from(EnvEvent)),
-            max_size=40,
+            st.tuples(st.lists(st.integers(0, n - 1), unique=True).map(sorted), st.sampled_from(EnvEvent)), max_size=40
         ).map(lambda events: (n, events))
     )
 )
-def test_phases_of_a_batch_follow_the_table_all_or_none(
-    given_: tuple[int, list[tuple[list[int], EnvEvent]]],
-) -> None:
+def test_phases_of_a_batch_follow_the_table_all_or_none(given_: tuple[int, list[tuple[list[int], EnvEvent]]]) -> None:
     n, events = given_
     phases, model = BatchedPhases(n), [EnvPhase.UNREADY] * n
     for ids, event in events:

@@ -147,6 +147,6 @@ CATALOGUE: dict[str, str] = {
 
 
 REASONS: dict[str, str] = {
-    "F13": "Not built: what an env's process holds is not watched. An env that knows it leaks raises RestartQuietly.",
+    "F13": "Not built: what an env's process holds is not watched. An env that knows it leaks raises RestartQuietly."
 }
 """Fault id to the reason, in one sentence. A line that stands here is not open, unless a test of it fails."""

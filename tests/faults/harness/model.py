@@ -37,12 +37,7 @@ class FragileEnv(ScriptedParallelEnv):
 
     def __init__(self, *, env_index: int, agent_num: int, marks: Path | None = None) -> None:
         super().__init__(
-            None,
-            agent_num=agent_num,
-            env_index=env_index,
-            marks=marks,
-            longest=4,
-            reuse_buffer=env_index % 2 == 1,
+            None, agent_num=agent_num, env_index=env_index, marks=marks, longest=4, reuse_buffer=env_index % 2 == 1
         )
         self.plan: dict[str, str] = {}
 
