@@ -248,7 +248,7 @@ def learned() -> Any:
 @pytest.mark.checklist(84)
 @given(data=arrays(st.integers(1, 30)))
 def test_values_are_normalised_with_the_statistics_of_each_leaf_and_agent(data: Any) -> None:
-    """Every row counts once, none in eval. (What several workers have learnt is merged in test_moments.py.)"""
+    """Every row counts once, none in eval."""
     unclipped = make(clip=None, epsilon=1e-6)
     out = unclipped(rows(data)).obs
     state = unclipped.state_dict()

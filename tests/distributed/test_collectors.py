@@ -211,7 +211,7 @@ def test_a_plan_saved_with_the_ids_of_its_requests_is_read() -> None:
     assert shares.requests(ledger, [1]) == [(1, 3)], "collector 0 is masked"
 
 
-# --- The ledger alone: what it refuses. That each request ends once, whatever happens, is in test_exactness.py
+# --- The ledger alone: what it refuses. That each request ends once, whatever happens, is in test_faults.py
 
 
 def test_what_is_not_held_is_not_delivered_and_nothing_is_taken_out_of_order() -> None:

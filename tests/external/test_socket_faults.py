@@ -471,7 +471,7 @@ def test_one_client_too_many_and_a_flood() -> None:
             sock.close()
         for client in clients:
             client.close()
-        until(lambda: there.server.counters.unadmitted + there.server.counters.rejected >= 200)
+        until(lambda: there.server.counters.unadmitted + there.server.counters.turned_away >= 200)
         Raw(there.url).close()
 
 
