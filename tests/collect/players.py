@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from marlvec.connectors import Rows
+from marlvec.connectors import LearnerConnector, Rows
 from marlvec.making import make
-from marlvec.policies import Policy
+from marlvec.policies import FunctionPolicy, Policy
 from marlvec.registry import resolve
 from marlvec.testing.scripted import KeyedEnv, ScriptedParallelEnv, TurnEnv
 from marlvec.vector import VectorEnv
@@ -112,18 +112,32 @@ def choose(salt: int, obs: NDArray[Any], mask: NDArray[Any] | None) -> int:
     return int(allowed[number % len(allowed)])
 
 
+def noop() -> FunctionPolicy:
+    """Does nothing, wherever zero is nothing."""
+    return FunctionPolicy(lambda rows: np.zeros(len(rows), int))
+
+
 class EchoPolicy(Policy):
     """Acts by `choose`, says in a column of its own what it saw, and notes each call.
 
+    Args:
+        salt: The `choose` salt.
+        trouble: Called with the number of each call, from 1 on, before it is answered; it may raise.
+
     Attributes:
-        calls: Per call, the (env, agent) pairs it was asked about.
+        calls: Per call that was answered, the (env, agent) pairs it was asked about.
+        explored: Per call, whether it was to explore.
     """
 
-    def __init__(self, salt: int = 0) -> None:
-        self.salt = salt
+    def __init__(self, salt: int = 0, trouble: Callable[[int], object] | None = None) -> None:
+        self.salt, self.trouble = salt, trouble
         self.calls: list[list[tuple[int, int]]] = []
+        self.explored: list[bool] = []
 
     def act(self, rows: Rows, *, explore: bool = True) -> Any:
+        self.explored.append(explore)
+        if self.trouble is not None:
+            self.trouble(len(self.explored))
         masks = rows["action_mask"] if "action_mask" in rows else [None] * len(rows)
         actions = [choose(self.salt, obs, mask) for obs, mask in zip(rows["obs"], masks, strict=True)]
         self.calls.append(list(zip(rows["env_id"].tolist(), rows["agent_index"].tolist(), strict=True)))
@@ -131,3 +145,19 @@ class EchoPolicy(Policy):
             "seen": rows["obs"].reshape(len(rows), -1).sum(axis=1),
             "salt": np.full(len(rows), self.salt),
         }
+
+
+class Looking(LearnerConnector):
+    """Changes nothing; keeps the batch of all policies that it was shown last, and whose rows it has ever seen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.batch: dict[str, Rows] = {}
+        self.shown: set[str] = set()
+
+    def see_batch(self, batch: Any) -> None:
+        self.batch = dict(batch)
+        self.shown |= set(batch)
+
+    def __call__(self, rows: Rows) -> Rows:
+        return rows

@@ -18,7 +18,7 @@ from marlvec.errors import ArgumentError, BusyError, EnvRaised, StateError
 from marlvec.policies import FunctionPolicy, Policy
 from marlvec.testing.scripted import RaisingEnv
 from marlvec.vector import AsyncVectorEnv
-from tests.collect.players import EchoPolicy, asynchronous, sync
+from tests.collect.players import EchoPolicy, asynchronous, noop, sync
 from tests.collect.reference import same_batch
 from tests.collect.saved import columns_of, counted
 from tests.collect.test_state import Plan
@@ -27,8 +27,6 @@ from tests.waiting import LONG, until
 
 # --- collecting in a thread: bounded, stopped and resumed without losing a row, and weights that change between steps
 
-
-noop = FunctionPolicy(lambda rows: np.zeros(len(rows), int))
 
 Key = tuple[int, ...]
 
@@ -126,15 +124,13 @@ def test_leaving_midway_loses_nothing(batch_mode: Any, overlap: bool) -> None:
 def test_thread_error_is_raised_at_once_and_collecting_continues() -> None:
     fails = threading.Event()
 
-    class Failing(EchoPolicy):
-        def act(self, rows: Rows, *, explore: bool = True) -> Any:
-            if fails.is_set():
-                fails.clear()
-                raise ValueError("scripted")
-            return super().act(rows, explore=explore)
+    def trouble(call: int) -> None:
+        if fails.is_set():
+            fails.clear()
+            raise ValueError("scripted")
 
     with sync("parallel", 2, 2) as envs, sync("parallel", 2, 2) as plain:
-        collector, other = Collector(envs, Failing(), seed=0), Collector(plain, EchoPolicy(), seed=0)
+        collector, other = Collector(envs, EchoPolicy(0, trouble), seed=0), Collector(plain, EchoPolicy(), seed=0)
         with collector.background(env_steps=10, ahead=2) as batches:
             same_batch(next(batches), other.collect(env_steps=10))
             until(lambda: len(batches) == 2)
@@ -165,7 +161,7 @@ def test_unseen_thread_error_is_raised_at_block_exit() -> None:
 def test_after_an_env_has_failed_the_next_batch_is_of_new_episodes() -> None:
     makes = [lambda i=i: RaisingEnv(at=9, only_env=1, env_index=i) for i in range(3)]
     with AsyncVectorEnv(makes, num_workers=2) as envs:
-        collector = Collector(envs, noop, seed=0)
+        collector = Collector(envs, noop(), seed=0)
         with collector.background(env_steps=6) as batches:
             handed = 0
             with pytest.raises(EnvRaised):
@@ -258,17 +254,17 @@ def test_updating_inside_a_step_raises() -> None:
             with collector.updating():
                 pass
 
-        collector = Collector(envs, noop, seed=0, callbacks=[{"on_episode_step": in_a_step}])
+        collector = Collector(envs, noop(), seed=0, callbacks=[{"on_episode_step": in_a_step}])
         with pytest.raises(StateError, match="in the middle of a step"):
             collector.collect(env_steps=4)
-        collector = Collector(envs, noop, seed=0)
+        collector = Collector(envs, noop(), seed=0)
         with collector.updating(), pytest.raises(StateError, match="waits for itself"):
             collector.collect(env_steps=4)
 
 
 def test_one_collects_at_a_time() -> None:
     with sync("parallel", 2, 2) as envs:
-        collector = Collector(envs, noop, seed=0, batch_size=10)
+        collector = Collector(envs, noop(), seed=0, batch_size=10)
         with collector.background() as batches:
             for call in (lambda: collector.collect(env_steps=1), collector.reset, collector.background):
                 with pytest.raises(StateError, match="in the background"):

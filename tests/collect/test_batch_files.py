@@ -340,20 +340,40 @@ def test_bad_parquet_file_raises(tmp_path: Path) -> None:
             SampleBatch.load(path)
 
 
+# --- batches as arrays of other libraries
+
+
+@pytest.mark.parametrize(
+    ("call", "hidden", "words"),
+    [
+        ("to_torch", ("torch", "tensordict"), r"to_\w+\(\) needs \w+, which cannot be imported.*pip install"),
+        (
+            "to_tensordict",
+            ("torch", "tensordict"),
+            r"to_tensordict\(\) needs \w+, which cannot be imported.*pip install",
+        ),
+        ("to_jax", ("jax",), r"to_jax\(\) needs jax, which cannot be imported.*pip install"),
+        ("to_rllib", ("ray",), r'to_rllib\(\) needs ray.*pip install "ray\[rllib\]"'),
+    ],
+)
+def test_a_library_that_is_missing_is_named(
+    call: str, hidden: tuple[str, ...], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, MODULE, raising=False)
+    for name in hidden:
+        monkeypatch.setitem(sys.modules, name, None)
+    many = [MultiAgentBatch({}, env_steps=0)] if call == "to_rllib" else []
+    for batch in (SampleBatch({"rewards": np.arange(4.0)}), *many):
+        with pytest.raises(MissingExtraError, match=words):
+            getattr(batch, call)()
+
+
 # --- batches as torch tensors and as a TensorDict
 
 
 def sample_of_torch() -> SampleBatch:
     obs = {"camera": np.arange(12, dtype=np.float32).reshape(4, 3), "pair": (np.arange(4), np.arange(4) > 1)}
     return SampleBatch({"obs": obs, "rewards": np.arange(4.0), "action_mask": np.ones((4, 2), np.bool_)})
-
-
-@pytest.mark.parametrize("call", ["to_torch", "to_tensordict"])
-def test_without_torch_the_error_says_what_to_install(call: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("torch", "tensordict"):
-        monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(MissingExtraError, match=r"to_\w+\(\) needs \w+, which cannot be imported.*pip install"):
-        getattr(sample_of_torch(), call)()
 
 
 def test_tensors_share_the_arrays_memory() -> None:
@@ -464,12 +484,6 @@ def test_pinned_memory_wants_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 # --- batches as JAX arrays; run where jax is (`make families`), the error and the alignment everywhere
 
 
-def test_without_jax_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "jax", None)
-    with pytest.raises(MissingExtraError, match=r"to_jax\(\) needs jax, which cannot be imported.*pip install"):
-        SampleBatch({"rewards": np.arange(4.0)}).to_jax()
-
-
 def test_large_columns_of_a_collector_begin_at_a_multiple_of_64_bytes() -> None:
     with marlvec.make("simple_spread", num_envs=16, backend="sync") as envs:
         batch = marlvec.Collector(envs, marlvec.RandomPolicy(), seed=0).collect(env_steps=16 * 64)["main"]
@@ -541,14 +555,6 @@ def rllib(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> An
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
     monkeypatch.setitem(sys.modules, MODULE, module)
     return module
-
-
-def test_without_ray_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "ray", None)
-    monkeypatch.delitem(sys.modules, MODULE, raising=False)
-    for batch in (SampleBatch({"x": np.zeros(2)}), MultiAgentBatch({}, env_steps=0)):
-        with pytest.raises(MissingExtraError, match=r'to_rllib\(\) needs ray.*pip install "ray\[rllib\]"'):
-            batch.to_rllib()
 
 
 def test_columns_get_rllibs_names_and_are_not_copied(rllib: Any) -> None:

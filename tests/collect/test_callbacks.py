@@ -15,14 +15,12 @@ from marlvec.collect.callbacks import HOOKS, Callback, EpisodeStep, LossReason, 
 from marlvec.collect.metrics import EpisodeRecord, Stats
 from marlvec.connectors import AgentConnector, LearnerConnector, Rows
 from marlvec.errors import ArgumentError, EnvFault, StateError
-from marlvec.policies import FunctionPolicy, RandomPolicy
+from marlvec.policies import RandomPolicy
 from marlvec.testing.scripted import CounterEnv, KeyedEnv, RaisingEnv, ScriptedParallelEnv
 from marlvec.vector.in_process import SyncVectorEnv
 from tests.collect.plans import dying_counters
-from tests.collect.players import MODES, EchoPolicy
+from tests.collect.players import MODES, EchoPolicy, noop
 from tests.collect.reference import Spy, same_batch
-
-noop = FunctionPolicy(lambda rows: np.zeros(len(rows), int))
 
 
 @pytest.mark.mostly_slow("collects whole runs on several backends", quick="pairs")
@@ -42,7 +40,7 @@ def test_envs_that_fail_are_told_of_once_and_only_if_an_episode_ran(mode: str, w
 
     spy = Spy()
     with SyncVectorEnv([partial(bear, i, count()) for i in range(3)], autoreset_mode=mode, on_fault=on_fault) as envs:
-        collector = Collector(envs, noop, callbacks=[spy], seed=0)
+        collector = Collector(envs, noop(), callbacks=[spy], seed=0)
         for _ in range(4):
             collector.collect(env_steps=12)
         spy.check(collector)
@@ -55,7 +53,7 @@ def test_a_call_that_an_env_ends_leaves_its_episodes_to_be_lost_by_reset(mode: s
     spy = Spy()
     envs = [lambda i=i: RaisingEnv(9, at=4 if i else -1, env_index=i, agent_num=1) for i in range(2)]
     with SyncVectorEnv(envs, autoreset_mode=mode) as vector:
-        collector = Collector(vector, noop, callbacks=[spy], seed=0)
+        collector = Collector(vector, noop(), callbacks=[spy], seed=0)
         with pytest.raises(EnvFault):
             collector.collect(env_steps=30)
         assert spy.calls["on_episode_lost"] == 0
@@ -95,7 +93,7 @@ def test_hooks_connectors_and_learner_connectors_come_in_this_order(mode: str) -
     with dying_counters({}, length=2, agent_num=1, autoreset_mode=mode) as envs:
         collector = Collector(
             envs,
-            noop,
+            noop(),
             agent_connectors=[Before()],
             learner_connectors=[After()],
             callbacks=[{hook: note(hook) for hook in HOOKS}],
@@ -122,7 +120,7 @@ def test_callbacks_and_plain_functions_stack_in_order() -> None:
 
     with dying_counters({}, 1, length=3) as envs:
         entry = {"on_episode_end": lambda *_: told.append("entry")}
-        collector = Collector(envs, noop, callbacks=(Loud(), on_episode_end, entry, Louder(), Callback(), Loud()))
+        collector = Collector(envs, noop(), callbacks=(Loud(), on_episode_end, entry, Louder(), Callback(), Loud()))
         collector.collect(env_steps=3)
     assert told == ["object", "function", "entry", "object", "object", "batch"]
 
@@ -132,7 +130,7 @@ def test_one_object_may_serve_two_collectors_and_a_method_may_be_set_on_it() -> 
     listener = Callback()
     listener.on_sample_end = lambda batch, metrics: told.append((batch.env_steps, metrics))  # type: ignore[method-assign]
     with dying_counters({}, 1) as a, dying_counters({}) as b:
-        first, second = (Collector(envs, FunctionPolicy(noop.function), callbacks=[listener]) for envs in (a, b))
+        first, second = (Collector(envs, noop(), callbacks=[listener]) for envs in (a, b))
         first.collect(env_steps=3)
         second.collect(env_steps=4)
         assert told == [(3, first.metrics), (4, second.metrics)]
@@ -154,7 +152,7 @@ def test_one_object_may_serve_two_collectors_and_a_method_may_be_set_on_it() -> 
 )
 def test_invalid_callback_raises(callbacks: Any, message: str) -> None:
     with dying_counters({}, 1) as envs, pytest.raises(ArgumentError, match=message):
-        Collector(envs, noop, callbacks=callbacks)
+        Collector(envs, noop(), callbacks=callbacks)
 
 
 # --- failures
@@ -208,7 +206,7 @@ def test_a_batch_that_could_not_be_told_of_comes_again() -> None:
 
     with dying_counters({}) as envs:
         entry = {"on_sample_end": lambda batch, metrics: told.append(batch.env_steps)}
-        collector = Collector(envs, noop, callbacks=[on_sample_end, entry], seed=0)
+        collector = Collector(envs, noop(), callbacks=[on_sample_end, entry], seed=0)
         for _ in range(2):
             with pytest.raises(OSError, match="disk full") as caught:
                 collector.collect(env_steps=7)
@@ -232,7 +230,7 @@ def test_of_several_failures_ctrl_c_comes_first_and_names_the_others() -> None:
 
     with dying_counters({}, 1) as envs:
         callbacks = [fail(ValueError("one")), fail(KeyboardInterrupt()), fail(OSError("three"))]
-        collector = Collector(envs, noop, callbacks=callbacks, seed=0)
+        collector = Collector(envs, noop(), callbacks=callbacks, seed=0)
         with pytest.raises(KeyboardInterrupt) as caught:
             collector.collect(env_steps=5)
         assert [note.partition(", in")[0] for note in caught.value.__notes__] == [
@@ -247,11 +245,11 @@ def test_of_several_failures_ctrl_c_comes_first_and_names_the_others() -> None:
 def test_a_callback_may_not_reset_in_the_middle_of_a_step(hook: str) -> None:
     with dying_counters({}, 1, length=2) as envs:
         collector: Collector
-        collector = Collector(envs, noop, callbacks=[{hook: lambda *_: collector.reset()}], seed=0)
+        collector = Collector(envs, noop(), callbacks=[{hook: lambda *_: collector.reset()}], seed=0)
         with pytest.raises(StateError, match=rf"may not reset its collector in {hook}\(\)"):
             collector.collect(env_steps=4)
     with dying_counters({}, 1, length=2) as envs:
-        collector = Collector(envs, noop, callbacks=[{"on_sample_end": lambda *_: collector.reset()}], seed=0)
+        collector = Collector(envs, noop(), callbacks=[{"on_sample_end": lambda *_: collector.reset()}], seed=0)
         assert collector.collect(env_steps=3).env_steps == 3  # but between two calls it may
         assert collector.metrics.env_steps_lost == 0
 
@@ -264,7 +262,7 @@ def test_what_reset_tells_may_fail_too() -> None:
 
     spy = Fussy()
     with dying_counters({}) as envs:
-        collector = Collector(envs, noop, callbacks=[spy], seed=0)
+        collector = Collector(envs, noop(), callbacks=[spy], seed=0)
         collector.collect(env_steps=4)
         with pytest.raises(ValueError, match="what a loss"):
             collector.reset()
@@ -317,7 +315,7 @@ def test_infos_are_those_of_the_step_whatever_the_autoreset_mode(kind: Any, mode
 def test_arrays_of_a_step_can_be_kept() -> None:
     kept: list[EpisodeStep] = []
     with dying_counters({}, length=3, copy=False) as envs:
-        Collector(envs, noop, callbacks=[{"on_episode_step": kept.append}], seed=0).collect(env_steps=14)
+        Collector(envs, noop(), callbacks=[{"on_episode_step": kept.append}], seed=0).collect(env_steps=14)
     assert [step.done.tolist() for step in kept] == [[k % 3 == 2] * 2 for k in range(7)]
     numbers = [[episode.number for episode in step.episodes] for step in kept]
     assert numbers == [[k // 3] * 2 for k in range(7)]
@@ -331,7 +329,7 @@ def test_who_does_not_listen_to_steps_costs_none() -> None:
             pass
 
     with SyncVectorEnv([lambda: CounterEnv(3, agent_num=1)]) as envs:
-        collector = Collector(envs, noop, callbacks=[Quiet()], seed=0)
+        collector = Collector(envs, noop(), callbacks=[Quiet()], seed=0)
         collector.collect(env_steps=30)
         assert collector.metrics.timers["callbacks"].calls == 1
         assert collector._callback_list._running_N.tolist() == [None]

@@ -17,7 +17,14 @@ from pettingzoo import ParallelEnv
 
 import marlvec
 from marlvec.collect import Collector, MultiAgentBatch
-from marlvec.connectors import AgentConnector, AgentPipeline, FrameStack, GeneralAdvantageEstimation, NormalizeObs, Rows
+from marlvec.connectors import (
+    AgentPipeline,
+    FrameStack,
+    GeneralAdvantageEstimation,
+    NormalizeObs,
+    Rows,
+    agent_connector,
+)
 from marlvec.errors import ArgumentError, ClosedError, ContractError, EnvRaised, StateError
 from marlvec.policies import FunctionPolicy, Policy, PolicyMap, RandomPolicy
 from marlvec.testing import CounterEnv, NoOpEnv
@@ -26,21 +33,19 @@ from marlvec.trees import tree_leaves
 from marlvec.vector import SyncVectorEnv
 from marlvec.vector.vector_step import VectorStep
 from tests.collect.plans import LAST_STREAM
-from tests.collect.players import MODES, EchoPolicy, asynchronous, sync
+from tests.collect.players import MODES, EchoPolicy, asynchronous, noop, sync
 from tests.collect.reference import same_batch
 
 # --- the collector's own behaviour: amounts, seeds, resets, failing envs, real envs, any spaces
 
 
-noop = FunctionPolicy(lambda rows: np.zeros(len(rows), int))
-
-
-def same(a: MultiAgentBatch, b: MultiAgentBatch) -> bool:
+def equal(a: MultiAgentBatch, b: MultiAgentBatch) -> bool:
     """Whether two batches are equal, bit for bit, ids included."""
-    if list(a) != list(b) or a.env_steps != b.env_steps:
+    try:
+        same_batch(a, b)
+    except AssertionError:
         return False
-    pairs = [(a[name], b[name]) for name in a]
-    return all(x.keys() == y.keys() and all(np.array_equal(x[key], y[key]) for key, _ in x.items()) for x, y in pairs)
+    return True
 
 
 # --- amounts
@@ -98,20 +103,14 @@ def test_rewards_come_in_the_dtype_asked_for() -> None:
 
 
 def test_policies_are_told_whether_to_explore() -> None:
-    told: list[bool] = []
-
-    class Asked(Policy):
-        def act(self, rows: Rows, *, explore: bool = True) -> Any:
-            told.append(explore)
-            return np.zeros(len(rows), int)
-
     with sync("parallel", 1, 1) as envs:
-        collector = Collector(envs, Asked(), explore=False)
+        policy = EchoPolicy()
+        collector = Collector(envs, policy, explore=False)
         collector.collect(env_steps=2)
         assert collector.explore is False
         collector.explore = True
         collector.collect(env_steps=1)
-        assert told == [False, False, True]
+        assert policy.explored == [False, False, True]
 
 
 # --- seeds and resets
@@ -128,9 +127,10 @@ def test_one_seed_fixes_everything_and_leaves_the_global_stream_alone(kind: str)
 
     before = np.random.get_state()[1].copy()  # noqa: NPY002  (to see that nobody touches it)
     first = run(5)
-    assert all(same(first, run(5, mode)) for mode in MODES)
-    assert not same(first, run(6))
-    assert not same(run(None), run(None))
+    for mode in MODES:
+        same_batch(first, run(5, mode))
+    assert not equal(first, run(6))
+    assert not equal(run(None), run(None))
     np.testing.assert_array_equal(before, np.random.get_state()[1])  # noqa: NPY002
 
 
@@ -157,7 +157,7 @@ def test_an_env_that_raises_ends_the_call_and_the_next_one_goes_on(backend: str)
 
     factories = [lambda i=i: RaisingEnv(3, where="step", at=4, only_env=1, env_index=i) for i in range(2)]
     with (SyncVectorEnv if backend == "sync" else AsyncVectorEnv)(factories) as envs:
-        collector = Collector(envs, FunctionPolicy(noop.function), seed=0)
+        collector = Collector(envs, noop(), seed=0)
         assert collector.collect(env_steps=6)["main"].truncated.sum() == 6
         with pytest.raises(EnvRaised, match="env 1"):
             collector.collect(env_steps=6)
@@ -190,7 +190,7 @@ def test_an_interrupted_wait_loses_nothing() -> None:
             envs.calls_left = calls
             with pytest.raises(KeyboardInterrupt):
                 collector.collect(env_steps=30)
-        assert same(collector.collect(env_steps=30), expected)
+        same_batch(collector.collect(env_steps=30), expected)
         envs.calls_left = 3
         with pytest.raises(KeyboardInterrupt):
             collector.collect(env_steps=30)
@@ -222,7 +222,7 @@ def test_envs_that_contradict_themselves_are_found_out(field: str, value: bool, 
     script = Script([0, 0], [2, 4], ["terminated", "terminated"])
     with Liar([lambda: ScriptedParallelEnv(script, agent_num=2)]) as envs:
         with pytest.raises(ContractError, match=message) as caught:
-            Collector(envs, noop).collect(env_steps=10)
+            Collector(envs, noop()).collect(env_steps=10)
         assert "agent_0" in str(caught.value)
 
 
@@ -332,13 +332,13 @@ def test_policy_mapping_fn_is_policy_mapping() -> None:
                 policies = {"a": RandomPolicy(), "b": RandomPolicy()}
                 collector = Collector(envs, policies, seed=4, **{argument: who})  # type: ignore[arg-type]
                 batches.append(collector.collect(env_steps=90))
-        assert same(*batches)
+        same_batch(*batches)
     with sync("parallel", 3, 3) as envs:
         for given in ("a", mapping):
             with pytest.raises(
                 ArgumentError, match="^policy_mapping and policy_mapping_fn are two names of one argument"
             ):
-                Collector(envs, {"a": noop}, "a", policy_mapping_fn=given)
+                Collector(envs, {"a": noop()}, "a", policy_mapping_fn=given)
 
 
 def test_a_stream_that_has_no_ids_is_refused() -> None:
@@ -521,7 +521,7 @@ def test_training_goes_on_as_if_nothing_had_happened(mode: str, overlap: bool) -
 )
 def test_every_env_plays_its_first_episodes(lengths: list[int], episodes: int, mode: str) -> None:
     with of_lengths([3]) as envs, of_lengths(lengths, autoreset_mode=mode) as others:
-        found = Collector(envs, noop, seed=0).evaluate(episodes, others)
+        found = Collector(envs, noop(), seed=0).evaluate(episodes, others)
         n = len(lengths)
         want = [(k // n, k % n, lengths[k % n]) for k in range(episodes)]
         assert [(record.number, record.env_id, record.length) for record in found.episodes] == want
@@ -639,7 +639,7 @@ def test_a_policy_maps_policies_are_copied_when_they_play() -> None:
 def test_lost_episodes_are_played_again_and_counted() -> None:
     makes = [lambda i=i: RaisingEnv(4, at=2, only_env=1, env_index=i, agent_num=2) for i in range(2)]
     with of_lengths([4]) as envs, SyncVectorEnv(makes, on_fault="mask") as others:
-        found = Collector(envs, noop).evaluate(6, others)
+        found = Collector(envs, noop()).evaluate(6, others)
         assert len(found) == 6
         assert found.lost == 1
         assert {record.env_id for record in found.episodes} == {0}  # env 1 is out for good
@@ -666,7 +666,7 @@ def test_wrong_calls_say_what_to_do() -> None:
             collector.evaluate(3, others)
         with pytest.raises(ArgumentError, match="evaluate\\(0\\)"):
             collector.evaluate(0, others)
-        uncopied = Collector(envs, FunctionPolicy(noop.function), seed=0)
+        uncopied = Collector(envs, noop(), seed=0)
         uncopied.policies["main"].generator = (i for i in range(3))  # type: ignore[attr-defined]
         with pytest.raises(TypeError, match="generator") as caught, sync("parallel", 2, 2) as same:
             uncopied.evaluate(1, same)
@@ -682,33 +682,15 @@ class Keeper:
     def __init__(self) -> None:
         self.kept: list[tuple[Any, Any]] = []
 
-    def keep(self, rows: Rows) -> None:
+    def keep(self, rows: Rows) -> Rows:
         for _, column in rows.items():
             self.kept += [(leaf, leaf.copy()) for _, leaf in tree_leaves(column)]
+        return rows
 
     def check(self) -> None:
         assert len(self.kept) > 200
         for leaf, then in self.kept:
             np.testing.assert_array_equal(leaf, then)
-
-
-class KeepRows(AgentConnector):
-    def __init__(self, keeper: Keeper) -> None:
-        self.keeper = keeper
-
-    def __call__(self, rows: Rows) -> Rows:
-        self.keeper.keep(rows)
-        return rows
-
-
-class KeepingPolicy(marlvec.RandomPolicy):
-    def __init__(self, keeper: Keeper) -> None:
-        super().__init__()
-        self.keeper = keeper
-
-    def act(self, rows: Any, *, explore: bool = True) -> Any:
-        self.keeper.keep(rows)
-        return super().act(rows, explore=explore)
 
 
 @pytest.mark.mostly_slow("collects whole runs on several backends", quick=2)
@@ -717,10 +699,10 @@ class KeepingPolicy(marlvec.RandomPolicy):
 @pytest.mark.parametrize("backend", ["sync", "async"])
 def test_rows_stay_as_they_were(backend: str, overlap: bool, num_envs: int) -> None:
     seen, asked = Keeper(), Keeper()
+    policy = FunctionPolicy(lambda rows: asked.keep(rows).t % 5)
     with marlvec.make(CounterEnv, num_envs, backend=backend) as envs:
-        collector = marlvec.Collector(
-            envs, KeepingPolicy(asked), agent_connectors=[KeepRows(seen)], seed=0, overlap=overlap
-        )
+        chain = [agent_connector(seen.keep)]
+        collector = marlvec.Collector(envs, policy, agent_connectors=chain, seed=0, overlap=overlap)
         for _ in range(3):
             collector.collect(env_steps=40)
         seen.check()

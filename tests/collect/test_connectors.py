@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -45,7 +45,7 @@ from marlvec.policies import FunctionPolicy, RandomPolicy, ScriptedPolicy
 from marlvec.testing.scripted import WIDTH, CounterEnv, SampledEnv
 from marlvec.vector.in_process import SyncVectorEnv
 from tests.collect.plans import dying_counters
-from tests.collect.players import MODES, EchoPolicy, sync
+from tests.collect.players import MODES, EchoPolicy, Looking, sync
 from tests.connectors.samples import same_tree
 
 # --- what the collector does with connectors: each row once, last ones included, and a fresh start for each episode
@@ -649,14 +649,8 @@ class Failing(LearnerConnector):
         return rows
 
 
-class Others(LearnerConnector):
+class Others(Looking):
     """A critic that sees all: how many rows each policy has, and what they were."""
-
-    def __init__(self) -> None:
-        self.batch: dict[str, Rows] = {}
-
-    def see_batch(self, batch: Mapping[str, Rows]) -> None:
-        self.batch = dict(batch)
 
     def __call__(self, rows: Rows) -> Rows:
         total = sum(float(others["rewards"].sum()) for others in self.batch.values())

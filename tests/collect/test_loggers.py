@@ -20,14 +20,10 @@ from marlvec.collect import Collector
 from marlvec.collect.callbacks import RunningEpisode
 from marlvec.collect.loggers import JSONLinesLogger, LiveTable, TensorBoardLogger
 from marlvec.errors import ArgumentError, MissingExtraError
-from marlvec.policies import FunctionPolicy
 from tests.collect.plans import dying_counters
+from tests.collect.players import noop
 from tests.faults.test_resources import limited
 from tests.tracer import Tracer
-
-
-def noop() -> FunctionPolicy:
-    return FunctionPolicy(lambda rows: np.zeros(len(rows), int))
 
 
 def on_episode_end(episode: RunningEpisode, record: Any) -> None:

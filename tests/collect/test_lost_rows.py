@@ -40,14 +40,11 @@ from tests.collect.plans import (
     mortals,
     play,
 )
-from tests.collect.players import KINDS, MODES, EchoPolicy, envs_on, factories
+from tests.collect.players import KINDS, MODES, EchoPolicy, envs_on, factories, noop
 from tests.collect.reference import check_rows
 from tests.external.test_thread import ONE, Game
 
 # --- episodes that are lost with their env: none of their rows comes to a batch any more, and every one is counted
-
-
-noop = FunctionPolicy(lambda rows: np.zeros(len(rows), int))
 
 
 SLOW = pytest.mark.slow("worker processes for each run")
@@ -131,7 +128,7 @@ def test_connectors_forget_that_env_and_never_see_a_last_row_of_what_was_lost(
     deaths = {(1, 0): ("step", 3, False)}
     with dying_counters(deaths, 3, length=9, agent_num=1, autoreset_mode=mode, on_fault=on_fault) as envs:
         collector = Collector(
-            envs, noop, batch_mode=batch_mode, agent_connectors=[AgentSpy()], action_connectors=[ActionSpy()], seed=0
+            envs, noop(), batch_mode=batch_mode, agent_connectors=[AgentSpy()], action_connectors=[ActionSpy()], seed=0
         )
         collector.collect(env_steps=9)
         if batch_mode == "truncate":
@@ -152,13 +149,13 @@ def test_connectors_forget_that_env_and_never_see_a_last_row_of_what_was_lost(
 def test_where_all_envs_are_masked_collect_raises(batch_mode: Any) -> None:
     deaths = {(0, 0): ("step", 1, False), (1, 0): ("step", 2, False)}
     with dying_counters(deaths, on_fault="mask") as envs:
-        collector = Collector(envs, noop, batch_mode=batch_mode, seed=0)
+        collector = Collector(envs, noop(), batch_mode=batch_mode, seed=0)
         with pytest.raises(EnvRaised, match="No env is left"):
             collector.collect(env_steps=20)
         with pytest.raises(BrokenError, match=r"only close\(\) is left"):
             collector.collect(env_steps=20)
     with dying_counters({}) as envs:
-        collector = Collector(envs, noop, batch_mode=batch_mode, seed=0)
+        collector = Collector(envs, noop(), batch_mode=batch_mode, seed=0)
         collector.collect(env_steps=10)
         collector._loop.scheduler.living = np.zeros(0, np.int64)  # marlvec's own vectorizers raise before that
         for _ in range(2):
@@ -171,7 +168,7 @@ def test_where_all_envs_are_masked_collect_raises(batch_mode: Any) -> None:
 def test_losses_are_in_the_summary_and_the_repr() -> None:
     deaths = {(0, 0): ("step", 1, False), (1, 0): ("step", 2, True), (0, 1): ("step", 2, True)}
     with dying_counters(deaths) as envs:
-        collector = Collector(envs, noop, seed=0)
+        collector = Collector(envs, noop(), seed=0)
         assert "lost" not in repr(collector.metrics)
         collector.collect(env_steps=20)
         summary = collector.metrics.summary()
@@ -184,7 +181,7 @@ def test_losses_are_in_the_summary_and_the_repr() -> None:
 
 def test_an_env_that_asks_for_a_restart_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
     with dying_counters({(1, 0): ("step", 7, True)}) as envs:
-        collector = Collector(envs, noop, seed=0)
+        collector = Collector(envs, noop(), seed=0)
         collector.collect(env_steps=60)
         metrics = collector.metrics
         assert (metrics.episodes_faulty, metrics.episodes_restarted, metrics.env_steps_lost) == (0, 1, 3)
@@ -196,7 +193,7 @@ def test_a_rollout_at_the_command_line_tells_of_losses() -> None:
         text = io.StringIO()
         console = Console(file=text, width=160)
         with dying_counters(deaths) as envs:
-            collector = Collector(envs, noop, batch_mode="complete", seed=0, window=10**6)
+            collector = Collector(envs, noop(), batch_mode="complete", seed=0, window=10**6)
             result = roll_out(collector, dict.fromkeys(envs.agents, "main"), 60, console)
             assert result.env_steps >= 60
             print_rollout(console, result)
@@ -284,7 +281,7 @@ def test_a_worker_that_ends_or_hangs_costs_the_episodes_of_its_own_envs_alone(
 def test_too_many_restarts_raise_and_reset_episodes_are_counted(backend: str) -> None:
     factories = [partial(RaisingEnv, 5, agent_num=2, env_index=i, at=7, only_env=1) for i in range(4)]
     with marlvec.make(factories, backend=backend, on_fault="restart", max_restarts=0) as envs:
-        collector = Collector(envs, noop, seed=0)
+        collector = Collector(envs, noop(), seed=0)
         first = collector.collect(env_steps=24)
         with pytest.raises(EnvRaised, match="Gave up"):
             collector.collect(env_steps=24)
@@ -422,7 +419,7 @@ def made(backend: str, mode: str = "same_step") -> VectorEnv:
 
 
 def policy_of(envs: VectorEnv) -> Any:
-    return noop if envs.backend in ("native", "pool") else EchoPolicy()
+    return noop() if envs.backend in ("native", "pool") else EchoPolicy()
 
 
 def second_collector(envs: VectorEnv) -> None:
@@ -584,7 +581,7 @@ def test_evaluation_in_envs_that_others_have_left_in_the_middle() -> None:
 @pytest.mark.parametrize("lockstep", [False, True])
 def test_two_collectors_on_the_slots_of_simulators_outside(lockstep: bool) -> None:
     with external.make(ONE, lockstep=lockstep) as envs, Game(envs):
-        first, second = Collector(envs, noop, seed=0), Collector(envs, noop, seed=1)
+        first, second = Collector(envs, noop(), seed=0), Collector(envs, noop(), seed=1)
         first.collect(env_steps=6)
         second.collect(env_steps=6)
         with pytest.raises(EnvsDriven):

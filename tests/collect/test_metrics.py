@@ -34,12 +34,9 @@ from marlvec.errors import ArgumentError
 from marlvec.policies import FunctionPolicy, RandomPolicy
 from marlvec.testing.scripted import CounterEnv
 from marlvec.vector.in_process import SyncVectorEnv
-from tests.collect.players import MODES, EchoPolicy, sync
+from tests.collect.players import MODES, EchoPolicy, noop, sync
 
 # --- returns, lengths and durations against counts by hand; rewards that wait for their agent; timers
-
-
-noop = FunctionPolicy(lambda rows: np.zeros(len(rows), int))
 
 
 @pytest.mark.checklist(119)
@@ -51,7 +48,7 @@ def test_returns_and_lengths_equal_a_count_by_hand(mode: str) -> None:
     with SyncVectorEnv(
         [lambda i=i: CounterEnv(lengths[i], agent_num=2, env_index=i) for i in range(2)], autoreset_mode=mode
     ) as envs:
-        policies = {"p": FunctionPolicy(noop.function), "q": FunctionPolicy(noop.function)}
+        policies = {"p": noop(), "q": noop()}
         mapping = {"agent_0": "q", "agent_1": "p"}
         collector = Collector(envs, policies, mapping, agent_connectors=[ClipReward(sign=True)], seed=0, window=4)
         began = time.perf_counter()
@@ -157,7 +154,7 @@ def test_own_numbers_are_over_the_window_without_nan() -> None:
 
     with SyncVectorEnv([lambda: CounterEnv(3, agent_num=1)]) as envs:
         callbacks = [on_episode_start, on_episode_end, on_sample_end]
-        collector = Collector(envs, noop, callbacks=callbacks, seed=0, window=4)
+        collector = Collector(envs, noop(), callbacks=callbacks, seed=0, window=4)
         metrics = collector.metrics
         assert metrics.custom == {}
         for amount in (3, 6, 1, 2, 4, 2):
@@ -185,7 +182,7 @@ def test_a_value_that_is_not_a_number_is_refused_by_name(value: Any) -> None:
         def on_episode_start(episode: RunningEpisode) -> None:
             episode.custom.update(bad=value, good=1)
 
-        collector = Collector(envs, noop, callbacks=[on_episode_start], seed=0)
+        collector = Collector(envs, noop(), callbacks=[on_episode_start], seed=0)
         with pytest.raises(ArgumentError, match=r"Episode\(eps_id=0, .*custom\['bad'\]: expected one number, got"):
             collector.collect(env_steps=5)
         assert collector.metrics.custom == {"good": Stats(1, 1.0, 1.0, 1.0)}

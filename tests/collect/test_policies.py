@@ -17,7 +17,6 @@ from marlvec.collect.row_builder import RowDraws
 from marlvec.connectors import (
     AgentPipeline,
     FrameStack,
-    LearnerConnector,
     LearnerPipeline,
     NormalizeObs,
     RnnState,
@@ -31,7 +30,7 @@ from marlvec.testing.scripted import SampledEnv
 from marlvec.vector.in_process import SyncVectorEnv
 from marlvec.vector.settings import RestartLimit
 from tests.collect.plans import FEW_OR_MANY, Deaths, dying_counters, for_examples
-from tests.collect.players import KINDS, MODES, EchoPolicy, Scattered, factories, sync
+from tests.collect.players import KINDS, MODES, EchoPolicy, Looking, Scattered, factories, noop, sync
 from tests.collect.reference import same_batch
 
 # --- who plays whom, and one call per policy and tick
@@ -160,6 +159,8 @@ def test_agents_of_different_spaces_need_policies_of_their_own() -> None:
                 Collector(envs, {"left": RandomPolicy(), "right": RandomPolicy()}, mapping)
         with pytest.raises(ContractError, match="spaces differ"):
             Collector(envs, RandomPolicy())
+        with pytest.raises(ContractError, match=r"'one'.*spaces differ"):
+            Collector(envs, {"one": RandomPolicy()}, "one", policies_to_train=[])
         late = Collector(
             envs,
             {"left": RandomPolicy(), "right": RandomPolicy()},
@@ -410,13 +411,6 @@ def test_a_removed_policy_takes_no_memory_however_many_come_and_go() -> None:
         assert len(collector._policy_set.runners) == 1  # nothing public counts them
 
 
-class Stacked(Policy):
-    """Says what its observation was, to the last number."""
-
-    def act(self, rows: Rows, *, explore: bool = True) -> Any:
-        return np.zeros(len(rows), int), {"saw": np.array(rows["obs"], np.float64), "began": rows["first"]}
-
-
 def test_each_added_policy_gets_its_own_seed() -> None:
     def actions(which: str) -> list[int]:
         with sync("parallel", 2, 2) as envs:
@@ -458,24 +452,24 @@ def test_an_added_policy_plays_whom_the_mapping_gives_it() -> None:
 
 def test_an_added_policy_may_have_copies_of_anothers_connectors() -> None:
     with sync("parallel", 2, 2) as envs:
-        collector = Collector(envs, {"a": Stacked()}, lambda *_: who[0], agent_connectors=[NormalizeObs()], seed=0)
+        collector = Collector(envs, {"a": noop()}, lambda *_: who[0], agent_connectors=[NormalizeObs()], seed=0)
         who = ["a"]
         collector.collect(env_steps=40)
         with pytest.raises(ArgumentError, match="one chain of connectors was given for all policies"):
-            collector.add_policy("b", Stacked())
-        collector.add_policy("b", Stacked(), like="a")
-        collector.add_policy("c", Stacked(), agent_connectors=[])
+            collector.add_policy("b", noop())
+        collector.add_policy("b", noop(), like="a")
+        collector.add_policy("c", noop(), agent_connectors=[])
         mine, other = collector.agent_connectors["a"], collector.agent_connectors["b"]
         assert mine is not other
         np.testing.assert_equal(other.state_dict(), mine.state_dict())
         assert len(collector.agent_connectors["c"]) == 0
         with pytest.raises(ArgumentError, match="is another policy's"):
-            collector.add_policy("d", Stacked(), agent_connectors=mine)
+            collector.add_policy("d", noop(), agent_connectors=mine)
         who[0] = "b"
         assert "b" in collector.collect(episodes=6)
     with sync("parallel", 2, 2) as envs:
-        collector = Collector(envs, {"a": Stacked()}, agent_connectors={"a": AgentPipeline([FrameStack(2)])}, seed=0)
-        collector.add_policy("b", Stacked())  # like one that was left out of the dict
+        collector = Collector(envs, {"a": noop()}, agent_connectors={"a": AgentPipeline([FrameStack(2)])}, seed=0)
+        collector.add_policy("b", noop())  # like one that was left out of the dict
         assert repr(collector.agent_connectors["b"]) == repr(AgentPipeline.default())
 
 
@@ -523,23 +517,9 @@ def test_policies_have_their_rows_however_many_there_were_before_them(before: in
 # --- policies that are never trained, and what else self-play asks of a collector
 
 
-class Seen(LearnerConnector):
-    """Notes whose rows it is shown."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.shown: set[str] = set()
-
-    def see_batch(self, batch: Any) -> None:
-        self.shown |= set(batch)
-
-    def __call__(self, rows: Rows) -> Rows:
-        return rows
-
-
 @pytest.mark.parametrize("batch_mode", ["truncate", "complete"])
 def test_a_frozen_policy_is_in_no_batch_and_its_connectors_learn_nothing(batch_mode: Any) -> None:
-    seen = Seen()
+    seen = Looking()
     with sync("parallel", 3, 2) as envs:
         collector = Collector(
             envs,
@@ -586,7 +566,7 @@ def test_unread_rows_of_frozen_policies_change_nothing(kind: str, batch_mode: An
             amounts = [{"env_steps": 30}, {"agent_steps": 17}, {"episodes": 5}, {"agent_steps": 40}, {"env_steps": 21}]
             return [collector.collect(**amount) for amount in amounts], collector  # type: ignore[arg-type]  # one each
 
-    kept, _ = collected([Seen()])
+    kept, _ = collected([Looking()])
     counted, collector = collected([])
     for one, other in zip(kept, counted, strict=True):
         assert (one.env_steps, one.agent_steps) == (other.env_steps, other.agent_steps)
@@ -606,7 +586,7 @@ def test_learner_connectors_that_come_too_late_for_rows_of_frozen_policies_say_s
         )
         collector.add_policy("old", EchoPolicy(), frozen=True)
         collector.collect(env_steps=9)
-        collector.learner_connectors["main"].append(seen := Seen())
+        collector.learner_connectors["main"].append(seen := Looking())
         with pytest.raises(StateError, match=r"'old' were not kept .* reset\(\)"):
             collector.collect(env_steps=9)
         collector.reset()
@@ -640,21 +620,11 @@ def _allowed(memory: Any) -> list[int]:
     return list(range(5)) if memory.action_mask is None else np.flatnonzero(memory.action_mask).tolist()
 
 
-def same(mine: Any, other: Any, *, but: tuple[str, ...] = ()) -> None:
-    assert mine.keys() == other.keys()
-    for name, column in mine.items():
-        if name not in but:
-            np.testing.assert_array_equal(column, other[name], strict=True)
-
-
 @pytest.mark.checklist(117)
 def test_learner_connectors_see_the_others_rows_all_the_same() -> None:
-    class Critic(LearnerConnector):
-        def see_batch(self, batch: Any) -> None:
-            self.seen = {name: len(rows) for name, rows in batch.items()}
-
+    class Critic(Looking):
         def __call__(self, rows: Rows) -> Rows:
-            return rows.replace(others=np.full(len(rows), self.seen.get("frozen", 0)))
+            return rows.replace(others=np.full(len(rows), len(self.batch.get("frozen", ()))))
 
     with sync("parallel", 3, 4) as envs:
         chains = {"learner": [Critic()], "frozen": [Critic()]}
@@ -704,9 +674,7 @@ def test_a_function_that_raises_costs_no_row() -> None:
         batch = collector.collect(env_steps=20)
     with sync("turns", 2, 4) as envs:
         whole = Collector(envs, four(), seats(envs), seed=0).collect(env_steps=20)
-    assert list(batch) == list(whole)
-    for name, rows in batch.items():
-        same(rows, whole[name])
+    same_batch(batch, whole)
 
 
 def test_what_names_no_policies_is_refused() -> None:
@@ -718,12 +686,6 @@ def test_what_names_no_policies_is_refused() -> None:
         ):
             with pytest.raises(ArgumentError, match=message):
                 Collector(envs, four(), seats(envs), policies_to_train=given)  # type: ignore[arg-type]  # on purpose
-
-
-@pytest.mark.checklist(106)
-def test_one_policy_for_different_spaces_raises() -> None:
-    with mixed() as envs, pytest.raises(ContractError, match=r"'one'.*spaces differ"):
-        Collector(envs, {"one": RandomPolicy()}, "one", policies_to_train=[])
 
 
 # --- random steps before the first ones of the policies

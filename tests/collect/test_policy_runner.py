@@ -212,18 +212,13 @@ def test_columns_may_not_change_on_the_way() -> None:
 @pytest.mark.parametrize("error", [ValueError("no idea"), SystemExit(3), KeyboardInterrupt()])
 @pytest.mark.parametrize("kind", ["parallel", "turns", "keyed"])
 def test_policy_error_names_it_and_collecting_continues(kind: str, error: BaseException) -> None:
-    class Moody(EchoPolicy):
-        tempers = 0
-
-        def act(self, rows: Rows, *, explore: bool = True) -> Any:
-            self.tempers += 1
-            if self.tempers % 5 == 0:
-                raise error
-            return super().act(rows, explore=explore)
+    def trouble(call: int) -> None:
+        if call % 5 == 0:
+            raise error
 
     with sync(kind, 3, 2) as envs:
         names = {name: ("first", "moody")[a % 2] for a, name in enumerate(envs.agents)}
-        collector = Collector(envs, {"first": EchoPolicy(0), "moody": Moody(1)}, names, seed=4)
+        collector = Collector(envs, {"first": EchoPolicy(0), "moody": EchoPolicy(1, trouble)}, names, seed=4)
         reference = Reference(
             kind, 3, 2, 4, mapping=lambda name, env, number: names[name], salts={"first": 0, "moody": 1}
         )
@@ -246,19 +241,13 @@ def test_a_policy_that_hangs_is_named_when_someone_ends_the_wait_and_nothing_is_
     """Nobody can tell a slow policy from one that hangs; Ctrl-C ends both."""
     main = threading.get_ident()
 
-    class Stuck(EchoPolicy):
-        asked = 0
-
-        def act(self, rows: Rows, *, explore: bool = True) -> Any:
-            self.asked += 1
-            if self.asked == 5:
-                ctrl_c = threading.Timer(0.1, signal.pthread_kill, (main, signal.SIGINT))
-                ctrl_c.start()
-                time.sleep(60)
-            return super().act(rows, explore=explore)
+    def hang(call: int) -> None:
+        if call == 5:
+            threading.Timer(0.1, signal.pthread_kill, (main, signal.SIGINT)).start()
+            time.sleep(60)
 
     with sync("turns", 3, 2) as envs:
-        collector = Collector(envs, {"stuck": Stuck(3)}, seed=4)
+        collector = Collector(envs, {"stuck": EchoPolicy(3, hang)}, seed=4)
         reference = Reference("turns", 3, 2, 4, mapping=lambda name, env, number: "stuck", salts={"stuck": 3})
         began = time.monotonic()
         with pytest.raises(KeyboardInterrupt) as caught:
@@ -519,7 +508,7 @@ def human(env: Any, agent: Any, clock: Any) -> Any:
 class Played(CounterEnv):
     """Somebody else plays some of its turns, and it says so with the observation at which they do."""
 
-    def __init__(self, length: Any, env_index: int, rule: str = "some", action: Any = None) -> None:
+    def __init__(self, length: Any, env_index: int, rule: str = "some", action: Any = human) -> None:
         super().__init__(length, env_index=env_index)
         self.index, self.rule, self.action, self.clock = env_index, rule, action, 0
 
@@ -537,7 +526,7 @@ class Played(CounterEnv):
         out: dict[str, dict[str, Any]] = {agent: {} for agent in self.agents}
         for a, agent in enumerate(self.agents):
             if taken(self.index, a, self.clock, rule=self.rule):
-                action = human(self.index, a, self.clock) if self.action is None else self.action
+                action = self.action(self.index, a, self.clock) if callable(self.action) else self.action
                 out[agent]["off_policy_action"] = action
         return out
 
@@ -716,17 +705,7 @@ def test_actions_are_the_policys_and_go_through_the_action_connectors() -> None:
 
 @pytest.mark.parametrize("action", [7, 1.5, [1, 2], "left", None])
 def test_invalid_off_policy_action_is_named(action: Any) -> None:
-    with SyncVectorEnv([partial(Refused, action)] * 2) as envs:
+    with envs_of("all", "same_step", action=action) as envs:
         collector = Collector(envs, Machine(), seed=0)
         with pytest.raises(ContractError, match=r"env 0: agent 'agent_0' says that it does .* of policy 'main'"):
             collector.collect(env_steps=5)
-
-
-class Refused(CounterEnv):
-    def __init__(self, action: Any) -> None:
-        super().__init__(5)
-        self.action = action
-
-    def reset(self, **options: Any) -> Any:
-        obs, _ = super().reset(**options)
-        return obs, {agent: {"off_policy_action": self.action} for agent in obs}

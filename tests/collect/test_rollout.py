@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Box, Discrete
 from hypothesis import strategies as st
-from pettingzoo import ParallelEnv
 
 import marlvec
 from marlvec.collect import Collector
@@ -31,10 +30,10 @@ from marlvec.errors import ContractError, EnvFault
 from marlvec.making import make
 from marlvec.policies import FunctionPolicy, Policy
 from marlvec.testing import check_env
-from marlvec.testing.scripted import CounterEnv, KeyedEnv, Script, ScriptedParallelEnv
+from marlvec.testing.scripted import CounterEnv, KeyedEnv, Script, ScriptedParallelEnv, decode
 from marlvec.vector.in_process import SyncVectorEnv
 from tests.collect.plans import DRAWN, FEW_OR_MANY, LONG, PROGRAMS, Plan, for_examples, one, play
-from tests.collect.players import GAMES, KINDS, MODES
+from tests.collect.players import GAMES, KINDS, MODES, noop
 from tests.collect.test_row_log import World
 from tests.vector.support.kinds import vectorize
 from tests.vector.test_calls import calls_by_file
@@ -133,58 +132,21 @@ def test_connectors_stand_between_envs_policies_and_batches(kind: str, mode: str
 GONE, LENGTH = 2, 5  # when the second agent ends, and all others
 
 
-class Team(ParallelEnv):  # type: ignore[misc]  # pettingzoo has no type information
-    """Three agents who see the time; the second one ends before the others.
-
-    Args:
-        truncates: Whether its end is a truncation.
-        env_index: Its place: episodes of odd envs are one step longer.
-    """
-
-    metadata: Any = {"name": "team", "render_modes": []}
-    render_mode = None
-
-    def __init__(self, truncates: bool, env_index: int = 0) -> None:
-        self.possible_agents = ["a", "b", "c"]
-        self._truncates, self._late = truncates, env_index % 2
-
-    def observation_space(self, agent: str) -> Any:
-        return Box(-99, 99, (1,), np.float32)
-
-    def action_space(self, agent: str) -> Any:
-        return Discrete(2)
-
-    def reset(self, seed: int | None = None, options: Any = None) -> Any:
-        self.agents, self._t = list(self.possible_agents), 0
-        return self._obs(), {agent: {} for agent in self.agents}
-
-    def _obs(self) -> Any:
-        return {agent: np.full(1, self._t + 0.1 * ord(agent), np.float32) for agent in self.agents}
-
-    def step(self, actions: Any) -> Any:
-        self._t += 1
-        over = self._t == LENGTH + self._late
-        gone = {agent: over or (agent == "b" and self._t == GONE) for agent in self.agents}
-        terminated = {agent: gone[agent] and not (self._truncates and not over) for agent in self.agents}
-        truncated = {agent: gone[agent] and not terminated[agent] for agent in self.agents}
-        found = (
-            self._obs(),
-            dict.fromkeys(self.agents, 1.0),
-            terminated,
-            truncated,
-            {agent: {} for agent in self.agents},
-        )
-        self.agents = [agent for agent in self.agents if not gone[agent]]
-        return found
-
-    def close(self) -> None:
-        pass
+def team(truncates: bool, env_index: int) -> ScriptedParallelEnv:
+    """Three agents, of whom the second one ends before the others; episodes of odd envs are one step longer."""
+    length = LENGTH + env_index % 2
+    end: Any = "truncated" if truncates else "terminated"
+    script = Script([0, 0, 0], [length, GONE, length], ["terminated", end, "terminated"])
+    return ScriptedParallelEnv(script, agent_num=3, env_index=env_index)
 
 
-def team_at(t: int, *agents: str) -> Any:
-    """What `TeamObs` shows at a time when these agents are there."""
-    seen = [[t + 0.1 * ord(agent)] if agent in agents else [0.0] for agent in "abc"]
-    return np.array(seen, np.float32), np.array([agent in agents for agent in "abc"], np.int8)
+def check_team(obs: Any, i: int, agent: int, t: int, there: list[int]) -> None:
+    """Check that a row of ``agent`` shows the team of its own env and moment: those who are there, and nobody else."""
+    own = decode(obs["own"][i])
+    assert (own.t, own.agent) == (t, agent)
+    for mate, row in enumerate(obs["team"][i]):
+        assert decode(row) == own._replace(agent=mate) if mate in there else not row.any()
+    assert obs["team_mask"][i].tolist() == [mate in there for mate in range(3)]
 
 
 @pytest.mark.parametrize("mode", ["same_step", "next_step", "disabled"])
@@ -192,28 +154,19 @@ def team_at(t: int, *agents: str) -> Any:
 @pytest.mark.parametrize("split", [False, True])
 def test_a_last_row_shows_the_team_of_its_own_moment(mode: str, truncates: bool, split: bool) -> None:
     """Where one agent ends and its team goes on, all rows of that moment show the same team, later ones the rest."""
-    policies = {name: FunctionPolicy(lambda rows: np.zeros(len(rows), np.int64)) for name in ("pq" if split else "p")}
-    mapping: Any = {"a": "p", "b": "p", "c": "q"} if split else "p"
-    with vectorize("sync", [partial(Team, truncates, i) for i in range(3)], autoreset_mode=mode) as envs:
-        collector = Collector(
-            envs, policies, mapping, agent_connectors={name: [TeamObs()] for name in policies}, seed=0
-        )
-        rows = collector.collect(env_steps=3 * 14)["p"]
-    mates = "ab" if split else "abc"
-    left = mates.replace("b", "")
+    policies = {name: noop() for name in ("pq" if split else "p")}
+    mapping: Any = {"agent_0": "p", "agent_1": "p", "agent_2": "q"} if split else "p"
+    chains = {name: [TeamObs()] for name in policies}
+    with vectorize("sync", [partial(team, truncates, i) for i in range(3)], autoreset_mode=mode) as envs:
+        rows = Collector(envs, policies, mapping, agent_connectors=chains, seed=0).collect(env_steps=3 * 14)["p"]
+    mates = [0, 1] if split else [0, 1, 2]
+    left = [agent for agent in mates if agent != 1]
     tried = 0
     for i in range(len(rows)):
-        agent, t = "abc"[rows["agent_index"][i]], int(rows["t"][i])
-        there = mates if t <= GONE else left
-        got = rows["obs"]["team"][i], rows["obs"]["team_mask"][i]
-        for part, want in zip(got, team_at(t, *there), strict=True):
-            np.testing.assert_array_equal(part, want)
-        ends = rows["terminated"][i] or rows["truncated"][i]
-        later = mates if t + 1 <= GONE else left
-        got = rows["next_obs"]["team"][i], rows["next_obs"]["team_mask"][i]
-        for part, want in zip(got, team_at(t + 1, *later), strict=True):
-            np.testing.assert_array_equal(part, want)
-        tried += bool(ends and agent == "b")
+        agent, t = int(rows["agent_index"][i]), int(rows["t"][i])
+        check_team(rows["obs"], i, agent, t, mates if t <= GONE else left)
+        check_team(rows["next_obs"], i, agent, t + 1, mates if t + 1 <= GONE else left)
+        tried += bool((rows["terminated"][i] or rows["truncated"][i]) and agent == 1)
     assert tried >= 6
 
 
@@ -221,9 +174,8 @@ def test_other_connectors_of_the_pipeline_see_each_row_once() -> None:
     """In the same rows as without `TeamObs`: stacks, running statistics, and rows that are taken out."""
 
     def batch(*chain: Any) -> Any:
-        with vectorize("sync", [partial(Team, True, i) for i in range(3)]) as envs:
-            policy = FunctionPolicy(lambda rows: np.zeros(len(rows), np.int64))
-            return Collector(envs, policy, agent_connectors=list(chain), seed=0).collect(env_steps=3 * 14)["main"]
+        with vectorize("sync", [partial(team, True, i) for i in range(3)]) as envs:
+            return Collector(envs, noop(), agent_connectors=list(chain), seed=0).collect(env_steps=3 * 14)["main"]
 
     def evens(rows: Any) -> Any:
         return (rows["t"] % 2 == 0) | rows["last"]
@@ -231,10 +183,10 @@ def test_other_connectors_of_the_pipeline_see_each_row_once() -> None:
     before = [FilterRows(evens, noop=0), NormalizeObs(), FrameStack(2)]
     plain = batch(*before)
     before = [FilterRows(evens, noop=0), NormalizeObs(), FrameStack(2)]
-    team = batch(*before, TeamObs())
-    np.testing.assert_array_equal(team["t"], plain["t"])
-    np.testing.assert_array_equal(team["terminated"], plain["terminated"])
-    assert team["obs"]["own"].shape == plain["obs"].shape
+    with_team = batch(*before, TeamObs())
+    np.testing.assert_array_equal(with_team["t"], plain["t"])
+    np.testing.assert_array_equal(with_team["terminated"], plain["terminated"])
+    assert with_team["obs"]["own"].shape == plain["obs"].shape
 
 
 # --- what a value function sees behind the last row of a fragment is the row that comes next, as in the run, uncut
@@ -541,8 +493,7 @@ def test_data_of_an_agent_that_has_ended_is_an_error(kind: Any, mode: str) -> No
 def test_a_team_sees_no_more_of_an_agent_that_ended_without_a_final_observation(mode: Any) -> None:
     """What stands in its place repeats what was seen before, and belongs to no moment."""
     with marlvec.make([partial(silent, env_index=i) for i in range(3)], backend="sync", autoreset_mode=mode) as envs:
-        policy = FunctionPolicy(lambda rows: np.zeros(len(rows), np.int64))
-        rows = Collector(envs, policy, agent_connectors=[TeamObs()], seed=0).collect(env_steps=3 * 30)["main"]
+        rows = Collector(envs, noop(), agent_connectors=[TeamObs()], seed=0).collect(env_steps=3 * 30)["main"]
     looked = 0
     for i in range(len(rows)):
         gone = [a for a, death in enumerate(SCRIPT.deaths) if rows["env_t"][i] >= death]

@@ -20,7 +20,7 @@ from marlvec.policies import FunctionPolicy, RandomPolicy
 from marlvec.testing import NoOpEnv
 from marlvec.testing.scripted import RaisingEnv, ScriptedParallelEnv
 from marlvec.vector.async_env import AsyncVectorEnv
-from tests.collect.players import MODES, EchoPolicy, Scattered, factories, sync
+from tests.collect.players import MODES, EchoPolicy, Scattered, factories, noop, sync
 from tests.collect.reference import same_batch
 
 # --- overlap of inference with stepping: whatever order envs come back in, they make the steps they make without
@@ -86,8 +86,7 @@ def test_a_half_is_taken_in_whole_in_env_order_and_in_turn() -> None:
     told: list[list[int]] = []
     callback_list = {"on_episode_step": lambda step: told.append(step.env_ids.tolist())}
     with Scattered([NoOpEnv] * 6, 3) as envs:
-        noop = FunctionPolicy(lambda rows: np.zeros(len(rows), int))
-        Collector(envs, noop, overlap=True, callbacks=[callback_list], seed=0).collect(env_steps=6 * 20)
+        Collector(envs, noop(), overlap=True, callbacks=[callback_list], seed=0).collect(env_steps=6 * 20)
     assert told == [[0, 2, 4], [1, 3, 5]] * 20
 
 
@@ -100,8 +99,7 @@ def test_infos_of_a_half_that_came_in_pieces_are_each_envs_own(copy: bool) -> No
             told.setdefault(i, []).append(info["agent_0"]["stamp"])
 
     with Scattered([partial(Stamping, env_index=i) for i in range(5)], 11, copy=copy) as envs:
-        noop = FunctionPolicy(lambda rows: np.zeros(len(rows), int))
-        Collector(envs, noop, overlap=True, callbacks=[{"on_episode_step": on_step}], seed=0).collect(env_steps=60)
+        Collector(envs, noop(), overlap=True, callbacks=[{"on_episode_step": on_step}], seed=0).collect(env_steps=60)
     assert told == {i: [100 * t + i for t in range(1, 13)] for i in range(5)}
 
 
@@ -109,7 +107,7 @@ def test_infos_of_a_half_that_came_in_pieces_are_each_envs_own(copy: bool) -> No
 def test_reset_after_env_failure_drops_pending_replies() -> None:
     makes = [lambda i=i: RaisingEnv(at=3, only_env=1, env_index=i) for i in range(4)]
     with AsyncVectorEnv(makes, num_workers=2) as envs:
-        collector = Collector(envs, FunctionPolicy(lambda rows: np.zeros(len(rows), int)), overlap=True, seed=0)
+        collector = Collector(envs, noop(), overlap=True, seed=0)
         with pytest.raises(EnvRaised):
             collector.collect(env_steps=400)
         collector.reset()
@@ -121,12 +119,9 @@ def test_reset_after_env_failure_drops_pending_replies() -> None:
 @settings(max_examples=40)
 @given(fails_at=st.integers(0, 12), order=st.integers(0, 2**32), mode=st.sampled_from(MODES))
 def test_a_policy_that_raises_costs_no_row(fails_at: int, order: int, mode: str) -> None:
-    class Failing(EchoPolicy):
-        def act(self, rows: Any, *, explore: bool = True) -> Any:
-            answer = super().act(rows, explore=explore)
-            if len(self.calls) == fails_at + 1:
-                raise ValueError("scripted")
-            return answer
+    def trouble(call: int) -> None:
+        if call == fails_at + 1:
+            raise ValueError("scripted")
 
     def collected(policy: EchoPolicy, envs: Any) -> dict[tuple[int, ...], Any]:
         collector = Collector(envs, policy, overlap=True, seed=1)
@@ -147,7 +142,7 @@ def test_a_policy_that_raises_costs_no_row(fails_at: int, order: int, mode: str)
         return found
 
     with Scattered(factories("keyed", 3, 2), order, autoreset_mode=mode) as envs, sync("keyed", 3, 2, mode) as plain:
-        assert collected(Failing(), envs) == collected(EchoPolicy(), plain)
+        assert collected(EchoPolicy(0, trouble), envs) == collected(EchoPolicy(), plain)
 
 
 def test_rows_that_connectors_take_out_and_no_ops_are_the_same() -> None:
