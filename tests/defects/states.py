@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from itertools import count
 from typing import Any
 
@@ -14,6 +15,7 @@ from marlvec.collect.state import ComingPolicies, StatefulCollector, StateLoader
 from marlvec.envs import attributes
 from marlvec.envs.attributes import AttributeWriter
 from marlvec.selfplay.mapping import SelfPlayMapping
+from marlvec.serialization import records
 from marlvec.vector.native_shard import NativeShard
 from marlvec.vector.recovery import Recovery
 from tests.defects.registry import Patch, after, found_by
@@ -125,3 +127,16 @@ def saved_keys_in_another_order(patch: Patch) -> None:
         return found[(k := next(given) % len(found)) : k + 1] if found else labelled(keys, label)
 
     patch.setattr(attributes._Keys, "labelled", any_of_them)
+
+
+@found_by("tests/serialization/test_records.py")
+def saved_integers_unchecked(patch: Patch) -> None:
+    """Where a state should have an integer, anything is taken."""
+    unchecked = ("an integer", lambda data: data, lambda data, _: True)
+    patch.setattr(records, "_SCALARS", {**records._SCALARS, int: unchecked})
+
+
+@found_by("tests/serialization/test_golden.py")
+def saved_records_turned_round(patch: Patch) -> None:
+    """The values of a record are written and read in another order than in files of earlier versions."""
+    patch.setattr(records, "fields", lambda record: fields(record)[::-1])
