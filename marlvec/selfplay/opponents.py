@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
+from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, cast
 from urllib.parse import quote
@@ -273,7 +274,7 @@ class Every(SnapshotRule):
         return {"last": dict(self._last)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._last = read_fields(state, "the state of Every", last=dict[str, int])["last"]
+        self._last = read_fields(state, "the state of Every", last=dict[str, Real])["last"]
 
 
 class OnWinRate(SnapshotRule):
@@ -385,7 +386,7 @@ def make_of(make: MakePolicy | Mapping[str, MakePolicy]) -> MakeOf:
 
 
 _INDEX_FIELDS = {
-    "opponents": list[tuple[str, str, int, bool, tuple[Any, Any, Any]]],  # id, of, step, anchor, names of files
+    "opponents": list[tuple[str, str, Real, bool, tuple[Any, Any, Any]]],  # id, of, step, anchor, names of files
     "counts": Any,
     "rules": list[Any],
     "random": list[str],
@@ -851,7 +852,7 @@ class OpponentPool(Mapping[str, Opponent]):
             CheckpointError: The contents of a file are damaged.
         """
         where, files_of = "the state of an opponent", tuple[Any, Any, Any]
-        found = read_fields(packed, where, id=str, of=str, step=int, anchor=bool, random=bool, files=files_of)
+        found = read_fields(packed, where, id=str, of=str, step=Real, anchor=bool, random=bool, files=files_of)
         name, of = found["id"], found["of"]
         contents = [
             None if file is None and k else check_value(file, np.uint8, (None,), f"{where}: files[{k}]").tobytes()

@@ -14,6 +14,8 @@ from functools import cache
 from numbers import Integral, Real
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
+import numpy as np
+
 from marlvec.errors import ArgumentError
 from marlvec.serialization.saved import check_fields
 
@@ -40,8 +42,9 @@ def to_plain(value: Any) -> Any:
 def from_plain(kind: Any, data: Any, where: str) -> Any:
     """Return the value of a type, built from `to_plain`'s data; `ArgumentError` names the part that does not fit.
 
-    Types: int, float, str, bool, Any, `Count`, Literal, tuple, list, set, dict, Mapping, records, and a union of one of
-    them with None. Collections are new. Where the type is a list, a set or a tuple, the data may be a list or a tuple.
+    Types: int, float, `Real` (an int or a float stays one), str, bool, Any, `Count`, Literal, tuple, list, set, dict,
+    Mapping, records, and a union of one of them with None. Collections are new. Where the type is a list, a set or a
+    tuple, the data may be a list or a tuple.
     """
     if type(data) is kind and kind in _SCALARS:  # as almost always
         return data
@@ -78,7 +81,8 @@ _SCALARS: dict[Any, tuple[str, Callable[[Any], Any], Callable[[Any, Any], bool]]
     int: ("an integer", int, lambda data, _: isinstance(data, Integral)),
     Annotated: ("an integer of at least {1}", int, lambda data, args: isinstance(data, Integral) and data >= args[1]),
     float: ("a number", float, lambda data, _: isinstance(data, Real)),
-    bool: ("True or False", bool, lambda data, _: isinstance(data, bool)),
+    Real: ("a number", lambda data: data, lambda data, _: isinstance(data, Real)),
+    bool: ("True or False", bool, lambda data, _: isinstance(data, (bool, np.bool_))),
     str: ("a string", str, lambda data, _: isinstance(data, str)),
     Literal: ("one of {}", str, lambda data, args: isinstance(data, str) and data in args),
 }

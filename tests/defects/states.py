@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from itertools import count, groupby
 from typing import Any
 
@@ -21,6 +22,7 @@ from marlvec.recording import rows as block_store
 from marlvec.recording.recorder import PartWriter, QueuedBatch, RepeatedRows
 from marlvec.recording.rows import _Window
 from marlvec.selfplay.mapping import SelfPlayMapping
+from marlvec.serialization import records
 from marlvec.vector.native_shard import NativeShard
 from marlvec.vector.recovery import Recovery
 from tests.defects.registry import Patch, after, found_by
@@ -321,3 +323,16 @@ def minari_joins_the_lives_of_an_agent(patch: Patch) -> None:
 def recorded_columns_filled_without_a_mark(patch: Patch) -> None:
     """Rows of parts that lack a column look as if they had it."""
     patch.setattr(block_store.BlockStore, "_late_columns", lambda _: [])
+
+
+@found_by("tests/serialization/test_records.py")
+def saved_integers_unchecked(patch: Patch) -> None:
+    """Where a state should have an integer, anything is taken."""
+    unchecked = ("an integer", lambda data: data, lambda data, _: True)
+    patch.setattr(records, "_SCALARS", {**records._SCALARS, int: unchecked})
+
+
+@found_by("tests/serialization/test_golden.py")
+def saved_records_turned_round(patch: Patch) -> None:
+    """The values of a record are written and read in another order than in files of earlier versions."""
+    patch.setattr(records, "fields", lambda record: fields(record)[::-1])

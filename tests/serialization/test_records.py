@@ -6,6 +6,7 @@ import math
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -47,6 +48,9 @@ READ = [
     (float, 3, 3.0),
     (float, np.float32(0.5), 0.5),
     (int, np.int64(7), 7),
+    (Real, 7, 7),
+    (Real, 7.0, 7.0),
+    (bool, np.bool_(True), True),
     (Count, 0, 0),
     (int | None, None, None),
     (int | None, 5, 5),
@@ -76,6 +80,8 @@ WRONG = [
     (PositiveCount, 0, "at least 1, got 0"),
     (float, "1", "it: expected a number, got '1'"),
     (float, True, "it: expected a number"),
+    (Real, True, "it: expected a number, got True"),
+    (Real, "1", "it: expected a number"),
     (float, 10**400, "it: expected a number, got 1000"),
     (bool, 1, "it: expected True or False, got 1"),
     (str, b"a", "it: expected a string"),
