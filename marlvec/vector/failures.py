@@ -1,6 +1,6 @@
 """Errors of envs and workers: captured where they occur, sent across processes, raised once in the caller.
 
-Values are pickled one by one, so that an error names the value that fails; classes and functions travel by value.
+Values are pickled one by one, so that an error names the value that fails; classes and functions are pickled by value.
 """
 
 from __future__ import annotations
