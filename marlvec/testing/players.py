@@ -44,24 +44,25 @@ class Moment:
 
 
 class Player(ABC):
-    """Plays random legal actions on one env of one form.
+    """Plays random legal actions on one env, with private arrays, prepared before each call as by a vectorizer.
 
+    `env` is the env as its user wrote it, `writer` the one that writes into the slot: the same, or its adapter.
     `read_spaces`: see `ConstantSpaces`; observation spaces of all agents first, then action spaces.
     """
 
     def __init__(
         self,
         env: Any,
-        name: str,
+        writer: MultiAgentEnv,
         agents: Iterable[AgentId],
         read_spaces: Callable[[], dict[str, Any]],
         max_steps: int,
         findings: Findings,
     ) -> None:
-        self.env, self.name, self.agents, self.max_steps = env, name, list(agents), max_steps
+        self.env, self.name, self.agents, self.max_steps = env, writer.name, list(agents), max_steps
         self.log = EpisodeLog(findings)
-        self.place = Place(name, "reset()", log=self.log)
-        self.spaces = ConstantSpaces(name, lambda: {**read_spaces(), **_state_space(env)}, self.log)
+        self.place = Place(self.name, "reset()", log=self.log)
+        self.spaces = ConstantSpaces(self.name, lambda: {**read_spaces(), **_state_space(env)}, self.log)
         found = list(read_spaces().values())
         self.observation_spaces: dict[AgentId, Space[Any]] = dict(zip(self.agents, found, strict=False))
         self.action_spaces: dict[AgentId, Space[Any]] = dict(zip(self.agents, found[len(self.agents) :], strict=False))
@@ -72,16 +73,31 @@ class Player(ABC):
         # called after each checked call, with whether the episode is over
         self.watch: Callable[[bool], None] = lambda over: None
         self._moment = Moment(self.place)
+        self._spec = spec = writer.spec()
+        homes = {a: (g, j) for g, group in enumerate(spec.groups) for j, a in enumerate(group.agents)}
+        self._homes: dict[AgentId, tuple[int, int]] = {agent: homes[a] for a, agent in enumerate(self.agents)}
+        self._rows = rows = Buffers(spec, 1)
+        self._slot = rows.slot(0)
+        self._reward, self._ended, self._cut = rows.reward[0], rows.terminated[0], rows.truncated[0]
+        self._alive, self._acting, self._unseen = rows.alive[0], rows.acting[0], rows.final_missing[0]
 
-    # --- implemented per form ---
+    # --- where rows and raw values differ ---
 
     @abstractmethod
-    def reset(self, seed: int | None, options: dict[str, Any] | None) -> None:
-        """Begin an episode and check the results; set ``live`` and ``over``."""
+    def reset_slot(self, seed: int | None, options: dict[str, Any] | None) -> None:
+        """Let the env begin an episode in the slot, and check what is in no row."""
 
     @abstractmethod
-    def step(self, rng: np.random.Generator) -> None:
-        """Take one step with random legal actions and check the results; set ``live``, ``gone`` and ``over``."""
+    def step_slot(self) -> None:
+        """Let the env take one step in the slot, and check what is in no row."""
+
+    @abstractmethod
+    def check_row(self, agent: AgentId) -> None:
+        """Check and note an observation in the rows."""
+
+    @abstractmethod
+    def check_state(self) -> None:
+        """Check and note the global state, if there is one."""
 
     # --- whole episodes ---
 
@@ -104,7 +120,6 @@ class Player(ABC):
             self.enter(Place(self.name, "reset()", episode, log=self.log))
             with self._until_broken():
                 self.reset(seed if episode == 1 else None, None if episode == 1 else {})
-                self._check_state()
             self.spaces.check(self.place)
             self.watch(self.over)
             yield self._moment
@@ -116,7 +131,6 @@ class Player(ABC):
                         expected = f"its end within max_steps={self.max_steps} steps"
                         self.place.fault("ends", "the episode", expected, "none")
                     self.step(rng)
-                    self._check_state()
                 if self.over:
                     self.spaces.check(self.place)
                 self.watch(self.over)
@@ -199,49 +213,16 @@ class Player(ABC):
         self.note(f"action mask of agent {agent!r}", mask)
         return mask
 
-    def _check_state(self) -> None:
-        space = getattr(self.env, "state_space", None)
-        if isinstance(space, Space) and callable(getattr(self.env, "state", None)):
-            state = self.ask(self.env.state)
-            with self.place.logging():
-                check_member(space, state, self.place, "the global state", "state")
-            self.note("the global state", state, "state")
+    def see_state(self, space: Space[Any], state: Any) -> None:
+        """Check and note a global state."""
+        with self.place.logging():
+            check_member(space, state, self.place, "the global state", "state")
+        self.note("the global state", state, "state")
 
-
-def _state_space(env: Any) -> dict[str, Any]:
-    space = getattr(env, "state_space", None)
-    return {"state_space": space} if isinstance(space, Space) else {}
-
-
-def _plain(space: Space[Any], value: Any) -> Any:
-    if isinstance(space, Discrete):
-        return int(value)
-    if isinstance(value, np.generic) and space.shape == ():
-        return np.asarray(value)
-    return value.copy() if isinstance(value, np.ndarray) else value
-
-
-class SlotPlayer(Player):
-    """Plays a `MultiAgentEnv` with private arrays, prepared before each call as by a vectorizer."""
-
-    def __init__(self, env: MultiAgentEnv, max_steps: int, findings: Findings) -> None:
-        def read() -> dict[str, Any]:
-            spaces = {f"observation_spaces[{a}]": space for a, space in enumerate(env.observation_spaces)}
-            return spaces | {f"action_spaces[{a}]": space for a, space in enumerate(env.action_spaces)}
-
-        super().__init__(env, env.name, env.agents, read, max_steps, findings)
-        self._prepare(env)
-
-    def _prepare(self, env: MultiAgentEnv) -> None:
-        self._spec = spec = env.spec()
-        homes = {a: (g, j) for g, group in enumerate(spec.groups) for j, a in enumerate(group.agents)}
-        self._homes: dict[AgentId, tuple[int, int]] = {agent: homes[a] for a, agent in enumerate(self.agents)}
-        self._rows = rows = Buffers(spec, 1)
-        self._slot = rows.slot(0)
-        self._reward, self._ended, self._cut = rows.reward[0], rows.terminated[0], rows.truncated[0]
-        self._alive, self._acting, self._unseen = rows.alive[0], rows.acting[0], rows.final_missing[0]
+    # --- rows ---
 
     def reset(self, seed: int | None, options: dict[str, Any] | None) -> None:
+        """Begin an episode and check the results."""
         self._rows.clear_row(0)
         if seed is not None:
             self._rows.gave_mask[...] = False  # as for a new env
@@ -253,6 +234,7 @@ class SlotPlayer(Player):
         self._check_rows()
 
     def step(self, rng: np.random.Generator) -> None:
+        """Take one step with random legal actions and check the results."""
         for agent, acts in zip(self.agents, self._acting.tolist(), strict=True):
             if not acts:
                 continue
@@ -266,15 +248,6 @@ class SlotPlayer(Player):
         self._clear()
         self.step_slot()
         self._check_rows()
-
-    def reset_slot(self, seed: int | None, options: dict[str, Any] | None) -> None:
-        """Let the env reset, and check what is in no row."""
-        infos = self.ask(partial(self.env.reset, self._slot), seed=seed, options=options, given="options")
-        self._check_info(infos)
-
-    def step_slot(self) -> None:
-        """Let the env step, and check what is in no row."""
-        self._check_info(self.ask(partial(self.env.step, self._slot)))
 
     def _clear(self) -> None:
         self._reward[...], self._rows.events[...] = 0, False
@@ -311,16 +284,7 @@ class SlotPlayer(Player):
         if not begun and self.over is not (not self.live):
             change = "set slot.done in the step after which no agent is alive, and in no other"
             place.fault("ends", "slot.done", f"{not self.live}, as alive says", str(self.over), change)
-        self.check_state_row()
-
-    def check_state_row(self) -> None:
-        """Check and note the global state, if there is one."""
-        if self._rows.state is not None and self._spec.state_space is not None:
-            self.ask(partial(self.env.write_state, self._slot))
-            state = self._rows.state[0, ...]
-            with self.place.logging():
-                check_member(self._spec.state_space, state, self.place, "the global state", "state")
-            self.note("the global state", state)
+        self.check_state()
 
     def _check_life(self, agent: AgentId, alive: bool, flagged: bool, rewarded: bool) -> None:
         place = self.place
@@ -336,12 +300,6 @@ class SlotPlayer(Player):
             change = "set terminated or truncated in the step in which alive is cleared"
             place.fault("life", f"alive of agent {agent!r}", "True, for its flags are False", "False", change)
 
-    def check_row(self, agent: AgentId) -> None:
-        """Check and note an agent's observation."""
-        g, j = self._homes[agent]
-        leaves = [leaf[0, j].copy() for leaf in self._rows.obs[g]]
-        self.observe(agent, self._spec.groups[g].observation_tree.unflatten(leaves))
-
     def _has_obs(self, agent: AgentId) -> bool:
         g, j = self._homes[agent]
         rows = (leaf[0, j, ...] for leaf in self._rows.obs[g])
@@ -353,6 +311,47 @@ class SlotPlayer(Player):
         if masks is None or (self._spec.groups[g].mask_size is None and not self._slot.gave_mask[0]):
             return None
         return self.note_mask(agent, masks[0, j])
+
+
+def _state_space(env: Any) -> dict[str, Any]:
+    space = getattr(env, "state_space", None)
+    return {"state_space": space} if isinstance(space, Space) else {}
+
+
+def _plain(space: Space[Any], value: Any) -> Any:
+    if isinstance(space, Discrete):
+        return int(value)
+    if isinstance(value, np.generic) and space.shape == ():
+        return np.asarray(value)
+    return value.copy() if isinstance(value, np.ndarray) else value
+
+
+class SlotPlayer(Player):
+    """Plays a `MultiAgentEnv`; what it has written is checked in the rows."""
+
+    def __init__(self, env: MultiAgentEnv, max_steps: int, findings: Findings) -> None:
+        def read() -> dict[str, Any]:
+            spaces = {f"observation_spaces[{a}]": space for a, space in enumerate(env.observation_spaces)}
+            return spaces | {f"action_spaces[{a}]": space for a, space in enumerate(env.action_spaces)}
+
+        super().__init__(env, env, env.agents, read, max_steps, findings)
+
+    def reset_slot(self, seed: int | None, options: dict[str, Any] | None) -> None:
+        infos = self.ask(partial(self.env.reset, self._slot), seed=seed, options=options, given="options")
+        self._check_info(infos)
+
+    def step_slot(self) -> None:
+        self._check_info(self.ask(partial(self.env.step, self._slot)))
+
+    def check_row(self, agent: AgentId) -> None:
+        g, j = self._homes[agent]
+        leaves = [leaf[0, j].copy() for leaf in self._rows.obs[g]]
+        self.observe(agent, self._spec.groups[g].observation_tree.unflatten(leaves))
+
+    def check_state(self) -> None:
+        if self._rows.state is not None and self._spec.state_space is not None:
+            self.ask(partial(self.env.write_state, self._slot))
+            self.see_state(self._spec.state_space, self._rows.state[0, ...])
 
     def _check_info(self, infos: Any) -> None:
         if infos is not None:
@@ -369,7 +368,7 @@ class SlotPlayer(Player):
             self.place.fault("masks", "action_mask in infos", "none, since it forbids no action there", "one", change)
 
 
-class AdapterPlayer(SlotPlayer):
+class AdapterPlayer(Player):
     """Plays a user's env through its adapter, whose broken rules and raw values come here."""
 
     def __init__(self, adapter: Adapter, max_steps: int, findings: Findings) -> None:
@@ -378,15 +377,18 @@ class AdapterPlayer(SlotPlayer):
         def read() -> dict[str, Any]:
             return {adapter.space_call(kind, agent): adapter.space_of(kind, agent) for kind, agent in pairs}
 
-        Player.__init__(self, adapter.env, adapter.name, adapter.ids, read, max_steps, findings)
+        super().__init__(adapter.env, adapter, adapter.ids, read, max_steps, findings)
         self.adapter = adapter
-        self._prepare(adapter)
         self._slot = WatchedSlot(self._slot, self)
         adapter.env = WatchedEnv(adapter.env, self)
 
     def enter(self, place: Place) -> None:
         super().enter(place)
         self.adapter.at_reset = self.adapter.at_step = place
+
+    def call(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        """Make a call of the adapter to the user's env."""
+        return self.ask(getattr(self.env, name), *args, given=_GIVEN[name], **kwargs)
 
     def reset_slot(self, seed: int | None, options: dict[str, Any] | None) -> None:
         self.adapter.reset(self._slot, seed=seed, options=options if self.adapter.takes("options") else None)
@@ -417,22 +419,25 @@ class AdapterPlayer(SlotPlayer):
     def check_row(self, agent: AgentId) -> None:
         """Nothing to check: all was seen before it was written."""
 
-    def check_state_row(self) -> None:
-        """Nothing to check: `Player` reads the env's own state."""
+    def check_state(self) -> None:
+        space = getattr(self.env, "state_space", None)
+        if isinstance(space, Space) and callable(getattr(self.env, "state", None)):
+            self.see_state(space, self.ask(self.env.state))
 
 
 class WatchedEnv:
-    """An env whose calls go through `Player.ask`."""
+    """An env whose calls go through its player."""
 
-    def __init__(self, env: Any, player: Player) -> None:
+    def __init__(self, env: Any, player: AdapterPlayer) -> None:
         self._env, self._player = env, player
 
     def __getattr__(self, name: str) -> Any:
-        found, given = getattr(self._env, name), _GIVEN.get(name)
-        return found if given is None else partial(self._player.ask, found, given=given)
+        found = getattr(self._env, name)
+        return partial(self._player.call, name) if name in _GIVEN else found
 
 
-_GIVEN = {"reset": "options", "seed": "seed", "step": "actions"}
+_GIVEN = {"reset": "options", "seed": "seed", "step": "actions", "observe": "the agent"}
+"""The calls that go through a player, and what messages call their arguments."""
 
 
 class WatchedSlot(Slot):

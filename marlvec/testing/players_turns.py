@@ -4,119 +4,85 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from marlvec.envs.adapters.aec import DEAD_STEP_HINT, SELECT_HINT, refuse_dones
+from marlvec.envs.adapters.aec import no_reward_of, refuse_dones
 from marlvec.envs.adapters.base import Adapter, AgentId, infos_in, live_agents, mapping, refuse_unknown
 from marlvec.envs.env import MultiAgentEnv, Slot
 from marlvec.spaces.equality import short
-from marlvec.testing.findings import Findings, Place
+from marlvec.testing.findings import Findings, Place, check_reward
 from marlvec.testing.players import AdapterPlayer
 from marlvec.vector.pools.jax import JaxPool, JaxWorld
 from marlvec.vector.pools.pool import Leaves, PoolReply
 
 
 class TurnPlayer(AdapterPlayer):
-    """Plays a turn-based env like a loop over ``agent_iter()`` and ``last()``; dead steps count too."""
+    """Plays a turn-based env, and after each of its calls looks at what the adapter does not read, dead steps too."""
 
     def __init__(self, adapter: Adapter, max_steps: int, findings: Findings) -> None:
         super().__init__(adapter, max_steps, findings)
         self._index = {agent: a for a, agent in enumerate(self.agents)}
-        self._masked = {agent: size is not None for agent, size in zip(adapter.ids, adapter.mask_sizes, strict=True)}
         self._once = RewardsOnce()
         self._flagged: set[AgentId] = set()
         self._selected: set[AgentId] = set()  # in this game; only these are observed
+        self._listed: Set[AgentId] = frozenset()
+        self._left: set[AgentId] = set()
 
-    def reset(self, seed: int | None, options: dict[str, Any] | None) -> None:
-        self.adapter.call_reset(seed, options if self.adapter.takes("options") else None)
-        self._once.begin()
-        self.live, self._flagged, self._selected = set(), set(), set()
-        self.live = set(self._check_moves())
-        if not self.live:
-            change = "set self.agents = self.possible_agents[:] in reset()"
-            self.place.fault("agents", "env.agents", "at least one agent", "none", change)
-        for agent in self._flagged:
-            change = "set every termination and truncation to False in reset()"
-            self.place.fault("life", f"flags of agent {agent!r}", "False before the first move", "True", change)
-
-    def step(self, rng: np.random.Generator) -> None:
-        """Let the selected agent move, or take its dead step."""
-        env, agent = self.env, self.env.agent_selection
-        self._once.watch(env)
-        if agent in self._flagged:
-            before = dict(env.rewards)
-            self.ask(env.step, None)
-            if agent in env.agents:
-                expected = f"the dead agent {agent!r} to leave it in step(None)"
-                self.place.fault("life", "env.agents", expected, "it still there", DEAD_STEP_HINT)
+    def call(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        env, once = self.env, self._once
+        if name == "step":
+            mover, before = env.agent_selection, dict(env.rewards)
+            once.watch(env)
+        result = super().call(name, *args, **kwargs)
+        if name == "step":
             with self.place.logging():
-                self._once.check_dead_step(self.place, env, before, agent)
-        else:
-            obs, *_, info = self.ask(env.last)
-            action = self.draw(agent, self._allowed(agent, obs if self._masked[agent] else info), rng)
-            self.ask(env.step, action, given=f"action of agent {agent!r}")
-            with self.place.logging():
-                self._once.check_step(self.place, env, agent)
-        now = self._check_moves()
-        for left in sorted(self.live - set(now), key=str):
-            if left not in self._flagged:
-                self.place.report("life", "env.agents", f"agent {left!r}, whose flags are False", "it has left")
-            self.gone.add(left)
-        self.live = set(now)
-        self.over = not now
+                if args[0] is not None:
+                    once.check_step(self.place, env, mover)
+                elif mover not in env.agents:  # else the adapter finds it there
+                    once.check_dead_step(self.place, env, before, mover)
+        elif name == "reset":
+            once.begin()
+            self._flagged, self._selected, self._listed, self._left = set(), set(), frozenset(), set()
+        if name in ("reset", "step"):
+            self._look()
+        if name == "reset":  # the adapter reads rewards of steps only
+            for agent, value in env.rewards.items():
+                check_reward(value, self.place, agent)
+        return result
 
-    def _allowed(self, agent: AgentId, source: Any) -> NDArray[np.bool_] | None:
-        has_mask = isinstance(source, Mapping) and "action_mask" in source
-        return self.note_mask(agent, source["action_mask"]) if has_mask else None
-
-    def _check_moves(self) -> list[AgentId]:
+    def _look(self) -> None:
+        """Check what the env says of all its agents."""
         env, place = self.env, self.place
-        live_agents(env.agents, self._index, place)
-        now = list(env.agents)
-        self.note("env.agents", now)
-        for agent in now:
-            if agent in self.gone:
-                place.fault("life", "env.agents", f"no agent {agent!r}, which has ended", "it again")
-        tables = {what: self._table(what, now) for what in ("rewards", "terminations", "truncations")}
+        listed = live_agents(env.agents, self._index, place)
+        tables = {what: self._table(what, listed) for what in ("rewards", "terminations", "truncations")}
         infos = infos_in(env.infos, place, "infos")
-        for agent in self.agents:
-            if agent in infos:
-                infos_in(infos[agent], place, f"info of agent {agent!r}")
-        self._selected.update(agent for agent in now if agent == env.agent_selection)
-        for agent in sorted(tables["rewards"], key=str):
-            if agent in self.agents:
-                self.note_reward(agent, tables["rewards"][agent])
-            if agent in self.gone and tables["rewards"][agent] != 0:
-                got = str(tables["rewards"][agent])
-                change = "set no reward of an agent that has left env.agents"
-                place.report("life", f"reward of agent {agent!r}", "none, for it has ended", got, change)
-        # An agent may end and leave in one step, without a dead step: its flags are still in the dicts.
-        left = [agent for agent in self.agents if agent in self.live - set(now) - self._flagged]
-        for agent in now + left:
+        for agent, reward in tables["rewards"].items():
+            if agent in self._left and _is_number(reward) and reward != 0:
+                no_reward_of(agent, reward, place)
+        self._left |= self._listed - listed
+        self._listed = listed
+        for agent in [agent for agent in self.agents if agent in listed]:
             ended = self.ends(agent, *(tables[what].get(agent, False) for what in ("terminations", "truncations")))
             if agent in self._flagged and not ended:
                 change = "leave a termination or truncation True, once it is, till the agent has left env.agents"
                 place.report("life", f"flags of agent {agent!r}", "True until it leaves", "False again", change)
             if ended:
                 self._flagged.add(agent)
-            if agent not in infos and agent in now:
+            if agent in infos:
+                infos_in(infos[agent], place, f"info of agent {agent!r}")
+            else:
                 place.report("keys", "infos", f"one of agent {agent!r}", "none", kind="infos")
-            if agent in self._selected:
+            if agent == env.agent_selection:
+                self._selected.add(agent)
+                self._check_last(agent)
+            elif agent in self._selected:
                 self.observe(agent, self.ask(env.observe, agent))
-        if now:
-            self._check_turn(now)
-        return now
 
-    def _check_turn(self, now: list[AgentId]) -> None:
-        env, selected = self.env, self.env.agent_selection
-        if selected not in now:
-            self.place.fault("agents", "agent_selection", f"one of env.agents {now}", repr(selected), SELECT_HINT)
-        self.note("agent_selection", selected)
-        answer = self.ask(env.last)
+    def _check_last(self, selected: AgentId) -> None:
+        answer = self.ask(self.env.last)
         if not isinstance(answer, tuple) or len(answer) != 5:
             change = "return (observation, reward, termination, truncation, info), as AECEnv.last() does"
             self.place.fault("results", "last()", "a tuple of 5", type(answer).__name__, change)
@@ -129,12 +95,12 @@ class TurnPlayer(AdapterPlayer):
         with self.place.logging():
             self._once.check_last(self.place, selected, answer[1])
 
-    def _table(self, what: str, now: list[AgentId]) -> Mapping[Any, Any]:
+    def _table(self, what: str, listed: Set[AgentId]) -> Mapping[Any, Any]:
         if not hasattr(self.env, what) and hasattr(self.env, "dones"):
             refuse_dones(self.place)
         table = mapping(getattr(self.env, what, None), self.place, f"env.{what}")
         refuse_unknown(table, self._index, self.place, what)
-        for agent in now:
+        for agent in listed:
             if agent not in table:
                 self.place.report("keys", what, f"one of agent {agent!r}", "none", kind=what)
         return table

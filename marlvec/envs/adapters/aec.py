@@ -28,8 +28,8 @@ from marlvec.envs.user_env import one_each
 from marlvec.errors import ContractError
 
 _ROUNDING = 0.01  # relative tolerance for sums of rewards, which may be float16
-DEAD_STEP_HINT = "call self._was_dead_step(action) and return where the selected agent has ended"
-SELECT_HINT = "select an agent of self.agents"
+_DEAD_STEP_HINT = "call self._was_dead_step(action) and return where the selected agent has ended"
+_SELECT_HINT = "select an agent of self.agents"
 _VECTOR_HINT = (
     "if it is one number per objective, combine them by a wrapper whose `rewards` are numbers; docs/envs.md has one "
     "(momaland.utils.aec_wrappers.LinearizeReward only changes the reward of last())"
@@ -116,7 +116,7 @@ class AECAdapter(Adapter):
             env.step(None)
             if agent in owner.agents:
                 expected = f"the dead agent {agent!r} to leave it in step(None)"
-                sink.fault("life", "env.agents", expected, "it still there", DEAD_STEP_HINT)
+                sink.fault("life", "env.agents", expected, "it still there", _DEAD_STEP_HINT)
             self._read_step(slot, last_infos)
         slot.done = LIVE not in self._status
         return self._infos(slot, last_infos, sink)
@@ -156,8 +156,7 @@ class AECAdapter(Adapter):
             if number != 0.0:
                 a = self._place(agent, "env.rewards", sink)
                 if status[a] == ENDED and agent not in last_infos:
-                    change = "set no reward of an agent that has left env.agents"
-                    sink.fault("life", f"reward of agent {agent!r}", "none, for it has ended", f"{number!r}", change)
+                    no_reward_of(agent, number, sink)
                 reward[a] += number
                 self._owed[a] += number
                 self._size[a] += abs(number)
@@ -198,7 +197,7 @@ class AECAdapter(Adapter):
         a = self._place(agent, "agent_selection", sink)
         if self._status[a] != LIVE or agent not in self._state_owner.agents:
             live = [name for name, status in zip(self.ids, self._status, strict=True) if status == LIVE]
-            sink.fault("agents", "agent_selection", f"a live agent, of {names_of(live)}", repr(agent), SELECT_HINT)
+            sink.fault("agents", "agent_selection", f"a live agent, of {names_of(live)}", repr(agent), _SELECT_HINT)
         self._acting = a
         self._compare_with_last(a)
         slot.acting[a] = self._seen[a] = True
@@ -206,7 +205,7 @@ class AECAdapter(Adapter):
 
     def _compare_with_last(self, a: int) -> None:
         """Warn if PettingZoo's ``last()`` has another sum of rewards for the agent whose turn it is."""
-        if not self._agrees_with_last:
+        if not self._agrees_with_last or self.at_step.collects:  # check_env looks more closely
             return
         cumulative, owed = self._cumulative_reward(a), self._owed[a]
         if cumulative == owed or abs(cumulative - owed) <= _ROUNDING * max(self._size[a], 1.0):
@@ -272,6 +271,12 @@ def _hands_on(env: Any) -> bool:
         and "env" in vars(env)
         and not any(hasattr(kind, name) or name in vars(env) for name in _SAID)
     )
+
+
+def no_reward_of(agent: AgentId, reward: float, sink: Sink) -> None:
+    """Report a reward of an agent that has ended."""
+    change = "set no reward of an agent that has left env.agents"
+    sink.report("life", f"reward of agent {agent!r}", "none, for it has ended", f"{reward!r}", change)
 
 
 def refuse_dones(sink: Sink) -> NoReturn:

@@ -139,7 +139,7 @@ def as_flag(
         if flag is not None:
             change = "return bool(flag), or write make(…, lenient=True), which accepts 0 and 1, and arrays of one flag"
         sink.report("flags", f"{what} of agent {agent!r}", "a bool", _text(value), change, kind=what)
-    return bool(flag)
+    return bool(np.any(value)) if flag is None else flag
 
 
 def _text(value: Any) -> str:
@@ -200,13 +200,14 @@ def refuse_unknown(table: Iterable[Any], known: Mapping[Any, int], sink: Sink, w
 
 def live_agents(agents: Any, known: Mapping[Any, int], sink: Sink) -> frozenset[AgentId]:
     """Check an env's list of live agents, and return it as a set."""
-    if not isinstance(agents, (list, tuple)):
-        tell = sink.remark if isinstance(agents, Iterable) and not isinstance(agents, str) else sink.fault
-        tell("agents", "env.agents", "a list of agents", type(agents).__name__, "keep a list of agents in env.agents")
+    is_list = isinstance(agents, (list, tuple))
+    if not is_list and (sink.collects or not isinstance(agents, Iterable)):
+        change = "keep a list of agents in env.agents"
+        sink.fault("agents", "env.agents", "a list of agents", type(agents).__name__, change)
     refuse_unknown(agents, known, sink, "env.agents")
     found = frozenset(agents)
-    if len(found) != len(agents):
-        sink.remark("agents", "env.agents", "every agent once", short(agents), "name each agent once in env.agents")
+    if sink.collects and len(found) != len(agents):
+        sink.fault("agents", "env.agents", "every agent once", short(agents), "name each agent once in env.agents")
     return found
 
 
@@ -328,6 +329,9 @@ def _has_no_end(table: dict[Any, Any]) -> bool:
 
 def common_info(info: Any, sink: Sink) -> Info | None:
     """Convert the info dict of an env that has one for all agents; its entries go under `COMMON`."""
+    if info is None:
+        sink.remark("infos", "info", "a dict", _text(info))
+        return None
     found = infos_in(info, sink, "info")
     return {COMMON: _snapshot(found, sink)} if found else None
 

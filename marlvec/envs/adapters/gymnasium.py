@@ -18,6 +18,7 @@ from marlvec.envs.adapters.base import (
     Sink,
     common_info,
     five_values,
+    infos_in,
     only_element,
     refuse_unknown,
     remark_old_reset,
@@ -76,9 +77,9 @@ class GymnasiumAdapter(Adapter):
     def reset(self, slot: Slot, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Info | None:
         if slot is not self._slot:
             self._bind(slot)
-        obs, info = split_reset(self.call_reset(seed, options), self._pair, _is_dict, self.at_reset)
+        obs, info = split_reset(self.call_reset(seed, options), self._pair, _is_one_info, self.at_reset)
         self._join(slot, 0, obs)
-        return self._take_masks(slot, common_info(info, self.at_reset) if info else None)
+        return self._take_masks(slot, common_info(infos_in(info, self.at_reset, "info"), self.at_reset))
 
     def _check_spaces(self) -> None:
         (_, _, space), (_, _, action_space) = self._declared
@@ -113,7 +114,7 @@ class GymnasiumAdapter(Adapter):
         over = ended or cut
         new_infos = None
         if info.__class__ is not dict or info:
-            new_infos = common_info(info, self.at_step)
+            new_infos = common_info(infos_in(info, self.at_step, "info"), self.at_step)
         if over:
             slot.terminated[0] = ended
             slot.truncated[0] = cut
@@ -136,8 +137,9 @@ class GymnasiumAdapter(Adapter):
         self._read_actions = slot.fast_actions or slot.read_actions
 
 
-def _is_dict(value: Any) -> bool:
-    return value.__class__ is dict or isinstance(value, Mapping)  # the first test is faster, and nearly always enough
+def _is_one_info(value: Any) -> bool:
+    # The first test is faster, and nearly always enough. None is no observation, but an info that is refused.
+    return value.__class__ is dict or value is None or isinstance(value, Mapping)
 
 
 def joint_keys(observation: Any, action: Any) -> list[Any] | None:
@@ -158,7 +160,7 @@ def pair_tree(space: Any) -> SpaceTree | None:
 
 
 def split_reset(result: Any, pair: SpaceTree | None, is_info: Callable[[Any], bool], sink: Sink) -> tuple[Any, Any]:
-    """Split the result of a reset into observation, and info or None; old envs return the observation alone.
+    """Split the result of a reset into observation and info; old envs return the observation alone.
 
     `pair` is the `pair_tree` of the observation space; `is_info` returns whether an object can be an info.
     """
@@ -172,7 +174,7 @@ def split_reset(result: Any, pair: SpaceTree | None, is_info: Callable[[Any], bo
         else:
             return result
     remark_old_reset(result, sink)
-    return result, None
+    return result, {}
 
 
 AGENTS = ("auto", "tuple", "dict", "single")
@@ -212,7 +214,7 @@ class JointAdapter(Adapter):
     def reset(self, slot: Slot, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Info | None:
         obs, info = split_reset(self.call_reset(seed, options), self._pair, _is_info, self.at_reset)
         self._begin(slot, obs, self.at_reset)
-        return self._take_masks(slot, None if info is None else self._by_agent(slot, info, self.at_reset))
+        return self._take_masks(slot, self._by_agent(slot, info, self.at_reset))
 
     def _begin(self, slot: Slot, obs: Any, sink: Sink) -> None:
         entries = self._observations(obs, sink, everyone=True)
