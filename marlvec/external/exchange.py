@@ -25,7 +25,7 @@ from gymnasium.spaces import Box
 from numpy.typing import NDArray
 
 from marlvec.collect.policies import Connectors
-from marlvec.envs.adapters.base import infos_by_agent, names_of
+from marlvec.envs.adapters.base import Sink, infos_by_agent, names_of
 from marlvec.envs.spec import COMMON, EnvSpec, Info
 from marlvec.errors import ArgumentError, ClosedError, ContractError, DriverGone, EpisodeCut
 from marlvec.policies import PolicyLike
@@ -622,7 +622,7 @@ class ValueChecker:
         if not isinstance(table, Mapping):
             raise ArgumentError(f"infos: expected a dict of agent name to dict, got {type(table).__name__}")
         self.indices({name: None for name in table if name not in _COMMON}, "infos")
-        found = infos_by_agent(table, self._index, self.agents, "infos") or {}
+        found = infos_by_agent(table, self._index, self.agents, Sink("infos", "info")) or {}
         for who, info in found.items():
             if ours := [key for key in _OURS if key in info]:
                 raise ArgumentError(f"infos of {who!r}: the key {ours[0]!r} is reserved; choose another one")

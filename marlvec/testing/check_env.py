@@ -19,8 +19,7 @@ import numpy as np
 
 from marlvec import registry
 from marlvec.envs.adapters.aec import AECAdapter
-from marlvec.envs.adapters.dicts import ParallelAdapter, RLlibAdapter
-from marlvec.envs.adapters.gymnasium import GymnasiumAdapter, JointAdapter
+from marlvec.envs.adapters.base import Adapter
 from marlvec.envs.detect import adapt
 from marlvec.envs.env import MultiAgentEnv
 from marlvec.envs.user_env import wrapper_chain
@@ -36,8 +35,8 @@ from marlvec.testing.findings import (
     first_difference,
     leaf,
 )
-from marlvec.testing.players import JointPlayer, KeyedPlayer, Moment, ParallelPlayer, Player, SinglePlayer
-from marlvec.testing.players_turns import SlotPlayer, TurnPlayer, WorldEnv
+from marlvec.testing.players import AdapterPlayer, Moment, Player, SlotPlayer
+from marlvec.testing.players_turns import TurnPlayer, WorldEnv
 from marlvec.vector.pools.jax import JaxWorld
 
 GENERATORS = (np.random.Generator, np.random.RandomState, random.Random)
@@ -386,11 +385,8 @@ def _state_of(generator: Any) -> int | None:
 
 
 _PLAYERS: tuple[tuple[type[MultiAgentEnv], Callable[[Any, int, Findings], Player]], ...] = (
-    (ParallelAdapter, ParallelPlayer),
     (AECAdapter, TurnPlayer),
-    (JointAdapter, JointPlayer),
-    (GymnasiumAdapter, SinglePlayer),
-    (RLlibAdapter, KeyedPlayer),
+    (Adapter, AdapterPlayer),
     (MultiAgentEnv, SlotPlayer),
 )
 """The player of envs with each adapter; envs without an adapter use the last."""
@@ -408,8 +404,8 @@ def check_env(
 ) -> list[Finding]:
     """Play whole episodes of random legal actions on an env, and find all its faults in one run.
 
-    The raw env is played, without marlvec's adapters, which correct some things silently. The episodes of one seed are
-    played by one instance, by it again, and by a second instance that alternates with the first, call by call; every
+    Marlvec's adapters correct some things silently; here they report them, too. The episodes of one seed are played by
+    one instance, by it again, and by a second instance that alternates with the first, call by call; every
     observation, mask, state, reward and flag must be equal bit for bit. The checks, most serious first:
 
     ================  ================================================================================================

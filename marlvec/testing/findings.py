@@ -12,12 +12,13 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from time import perf_counter
 from traceback import extract_tb
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, ClassVar, NamedTuple, NoReturn
 
 import numpy as np
 from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Space, Tuple
 from numpy.typing import NDArray
 
+from marlvec.envs.adapters.base import Sink, as_reward
 from marlvec.errors import ArgumentError, ContractError
 from marlvec.spaces import describe_difference
 from marlvec.spaces.action_masks import choice_sizes, count_choices, read_mask, why_no_mask
@@ -91,11 +92,14 @@ class Finding:
 
 
 class Fault(ContractError):
-    """Carries a finding, with a key that equal faults share, to where the check can continue."""
+    """Carries a finding, with a key that equal faults share, to where the check can continue.
 
-    def __init__(self, finding: Finding, key: tuple[Any, ...]) -> None:
+    `breaks`: other faults of the episode's agents may be consequences.
+    """
+
+    def __init__(self, finding: Finding, key: tuple[Any, ...], *, breaks: bool = False) -> None:
         super().__init__(finding.problem)
-        self.finding, self.key = finding, key
+        self.finding, self.key, self.breaks = finding, key, breaks
 
 
 class Findings:
@@ -165,7 +169,7 @@ class EpisodeLog:
         self.found = True
         if self.doubtful and check in _FOLLOWS:
             return
-        self.doubtful = self.doubtful or (check in _BREAKS and fault.finding.severity == "serious")
+        self.doubtful = self.doubtful or fault.breaks
         self.findings.add(fault)
 
 
@@ -188,15 +192,15 @@ class Uncopied:
 
 
 @dataclass(frozen=True)
-class Place:
-    """One call of one env."""
+class Place(Sink):
+    """One call of one env, where broken rules become findings."""
 
-    env: str
-    call: str  # e.g. "step()"
     episode: int | None = None  # from 1; None outside of one
     step: int | None = None  # from 1; None at a reset
     # for findings after which the check can continue; None: it stops
     log: EpisodeLog | None = field(default=None, compare=False, repr=False)
+
+    collects: ClassVar[bool] = True
 
     def __str__(self) -> str:
         counts = (("episode", self.episode), ("step", self.step))
@@ -217,20 +221,19 @@ class Place:
         path: str = "",
         kind: str = "",
         minor: bool = False,
+        breaks: bool = False,
     ) -> NoReturn:
-        """Raise the `Fault` of a finding here.
-
-        `change`: advice, by default the check's. Faults with equal check, `path` (the leaf) and `kind` (by default the
-        advice) are one finding. `minor`: marlvec corrects it silently.
-        """
+        """Raise the `Fault` of a finding here; `change` is by default the check's advice, `path` a leaf."""
         advice = change or CHECKS[check]
         finding = Finding(check, "minor" if minor else "serious", str(self), subject, expected, got, advice)
-        raise Fault(finding, (check, path, kind or advice))
+        raise Fault(finding, (check, path, kind or advice), breaks=breaks or (check in _BREAKS and not minor))
 
-    def report(self, *args: Any, **kwargs: Any) -> None:
+    def report(self, *broken: Any, **more: Any) -> None:
         """Add the `Fault` that `fault` raises to the log; raise it if there is no log."""
         with self.logging():
-            self.fault(*args, **kwargs)
+            self.fault(*broken, **more)
+
+    remark = report
 
     def raised(self, error: Exception) -> NoReturn:
         """Raise the `Fault` of an error that the env raised."""
@@ -286,12 +289,16 @@ def leaf(subject: str, path: str) -> str:
     return f"{subject}, leaf {path!r}" if path else subject
 
 
-def check_member(space: Space[Any], value: Any, place: Place, subject: str, check: str = "observations") -> None:
+def check_member(
+    space: Space[Any], value: Any, place: Place, subject: str, check: str = "observations", *, path: str = ""
+) -> None:
     """Check a value leaf by leaf: it must be in its space, with exactly the space's dtype and shape.
+
+    `path`: the value's own place in a larger one.
 
     `Fault`: a leaf is wrong; if the place has a log, all wrong leaves go there instead.
     """
-    _check_part(_Value(place, subject, check), space, value, "")
+    _check_part(_Value(place, subject, check), space, value, path)
 
 
 class _Value(NamedTuple):
@@ -432,35 +439,13 @@ def _lost_in_cast(value: Any, space: Space[Any]) -> Any:
     return array[lost].flat[0] if lost.any() else None
 
 
-def check_reward(value: Any, place: Place, agent: Any) -> None:
-    """Report a reward that is not one finite real number."""
-    subject = f"reward of agent {agent!r}"
-    if not isinstance(value, (int, float, np.floating, np.integer)):
-        shape = f" of shape {value.shape}" if isinstance(value, np.ndarray) else ""
-        got = f"{type(value).__name__}{shape} {short(value)}"
-        place.fault("rewards", subject, "a real number", got, minor=_is_one_number(value))
-    try:
-        number = float(value)
-    except OverflowError:
-        place.fault("rewards", subject, "a number that a float can hold", short(value))
-    if not math.isfinite(number):
+def check_reward(value: Any, place: Place, agent: Any) -> float:
+    """Report a reward that is not one finite real number; return it as a float."""
+    reward = as_reward(value, place, agent)
+    if not math.isfinite(reward):
         change = "look for a division by zero, a logarithm of zero, or an overflow where it is computed"
-        place.fault("rewards", subject, "a finite number", str(value), change)
-
-
-def check_flag(value: Any, place: Place, agent: Any, what: str) -> bool:
-    """Report a flag that is not a bool; return it."""
-    if not isinstance(value, (bool, np.bool_)):
-        got = f"{type(value).__name__} {short(value)}"
-        place.fault("flags", f"{what} of agent {agent!r}", "a bool", got, kind=what)
-    return bool(value)
-
-
-def _is_one_number(value: Any) -> bool:
-    """Return whether marlvec accepts it as a number: an array without axes, or a NumPy bool."""
-    return isinstance(value, np.bool_) or (
-        isinstance(value, np.ndarray) and value.shape == () and value.dtype.kind in "biuf"
-    )
+        place.report("rewards", f"reward of agent {agent!r}", "a finite number", str(value), change)
+    return reward
 
 
 def check_mask(action_space: Space[Any], value: Any, place: Place, agent: Any) -> NDArray[np.bool_] | None:
@@ -492,50 +477,6 @@ def check_mask(action_space: Space[Any], value: Any, place: Place, agent: Any) -
             "masks", subject, "at least one allowed action of an agent that must act", short(mask.tolist()), change
         )
     return mask
-
-
-def check_table(value: Any, place: Place, what: str, check: str = "results") -> Mapping[Any, Any]:
-    """Report a value that is not a dict; return it."""
-    if not isinstance(value, Mapping):
-        got = f"{type(value).__name__} {short(value)}"
-        place.fault(check, what, "a dict", got, "" if check == "infos" else f"return a dict as {what}")
-    return value
-
-
-def check_keys(got: Iterable[Any], expected: Iterable[Any], place: Place, what: str) -> None:
-    """Report keys other than these, in any order."""
-    own, wanted = set(got), set(expected)
-    if own != wanted:
-        place.fault("keys", what, f"keys {sorted(map(str, wanted))}", f"{sorted(map(str, own))}", kind=what)
-
-
-def check_agents(got: Any, possible: Iterable[Any], place: Place, what: str) -> list[Any]:
-    """Report a list of agents with an unknown or repeated agent; return it."""
-    if not isinstance(got, (list, tuple)):
-        place.fault("agents", what, "a list of agents", type(got).__name__, f"keep a list of agents in {what}")
-    known = list(possible)
-    for agent in got:
-        if agent not in known:
-            place.fault("agents", what, f"agents of {short(known)}", f"the unknown agent {agent!r}")
-    if len(set(got)) != len(got):
-        place.fault("agents", what, "every agent once", short(list(got)), f"name each agent once in {what}")
-    return list(got)
-
-
-def check_tuple(result: Any, place: Place, *sizes: int) -> tuple[Any, ...]:
-    """Report a result that is not a tuple of one of these lengths; return it."""
-    if not isinstance(result, tuple) or len(result) not in sizes:
-        got = f"a tuple of {len(result)}" if isinstance(result, tuple) else f"{type(result).__name__} {short(result)}"
-        wanted = "observations, infos" if 2 in sizes else "observations, rewards, terminations, truncations, infos"
-        place.fault(
-            "results",
-            "the result",
-            f"a tuple of {' or '.join(map(str, sizes))}",
-            got,
-            f"return ({wanted})",
-            kind=place.call,
-        )
-    return result
 
 
 class ConstantSpaces:

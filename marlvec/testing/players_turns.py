@@ -4,114 +4,85 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Mapping
-from functools import partial
+from collections.abc import Mapping, Set
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from marlvec.envs.adapters.base import Adapter, AgentId
+from marlvec.envs.adapters.aec import no_reward_of, refuse_dones
+from marlvec.envs.adapters.base import Adapter, AgentId, infos_in, live_agents, mapping, refuse_unknown
 from marlvec.envs.env import MultiAgentEnv, Slot
-from marlvec.envs.spec import Info, refuse_masks
-from marlvec.errors import ContractError
 from marlvec.spaces.equality import short
-from marlvec.testing.findings import Findings, Place, check_agents, check_mask, check_member, check_table
-from marlvec.testing.players import Player, RawPlayer
-from marlvec.vector.buffers import Buffers
+from marlvec.testing.findings import Findings, Place, check_reward
+from marlvec.testing.players import AdapterPlayer
 from marlvec.vector.pools.jax import JaxPool, JaxWorld
 from marlvec.vector.pools.pool import Leaves, PoolReply
 
 
-class TurnPlayer(RawPlayer):
-    """Plays a turn-based env like a loop over ``agent_iter()`` and ``last()``; dead steps count too."""
+class TurnPlayer(AdapterPlayer):
+    """Plays a turn-based env, and after each of its calls looks at what the adapter does not read, dead steps too."""
 
     def __init__(self, adapter: Adapter, max_steps: int, findings: Findings) -> None:
         super().__init__(adapter, max_steps, findings)
+        self._index = {agent: a for a, agent in enumerate(self.agents)}
         self._once = RewardsOnce()
         self._flagged: set[AgentId] = set()
         self._selected: set[AgentId] = set()  # in this game; only these are observed
+        self._listed: Set[AgentId] = frozenset()
+        self._left: set[AgentId] = set()
 
-    def reset(self, seed: int | None, options: dict[str, Any] | None) -> None:
-        self.ask_reset(seed, options)
-        self._once.begin()
-        self.live, self._flagged, self._selected = set(), set(), set()
-        self.live = set(self._check_moves())
-        if not self.live:
-            change = "set self.agents = self.possible_agents[:] in reset()"
-            self.place.fault("agents", "env.agents", "at least one agent", "none", change)
-        for agent in self._flagged:
-            change = "set every termination and truncation to False in reset()"
-            self.place.fault("life", f"flags of agent {agent!r}", "False before the first move", "True", change)
-
-    def step(self, rng: np.random.Generator) -> None:
-        """Let the selected agent move, or take its dead step."""
-        env, agent = self.env, self.env.agent_selection
-        self._once.watch(env)
-        if agent in self._flagged:
-            before = dict(env.rewards)
-            self.ask(env.step, None)
-            if agent in env.agents:
-                expected = f"the dead agent {agent!r} to leave it in step(None)"
-                change = "call self._was_dead_step(action) and return where the selected agent has ended"
-                self.place.fault("life", "env.agents", expected, "it still there", change)
+    def call(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        env, once = self.env, self._once
+        if name == "step":
+            mover, before = env.agent_selection, dict(env.rewards)
+            once.watch(env)
+        result = super().call(name, *args, **kwargs)
+        if name == "step":
             with self.place.logging():
-                self._once.check_dead_step(self.place, env, before, agent)
-        else:
-            obs, *_, info = self.ask(env.last)
-            action = self.draw(agent, self.allowed(agent, obs, info), rng)
-            self.ask(env.step, action, given=f"action of agent {agent!r}")
-            with self.place.logging():
-                self._once.check_step(self.place, env, agent)
-        now = self._check_moves()
-        for left in sorted(self.live - set(now), key=str):
-            if left not in self._flagged:
-                self.place.report("life", "env.agents", f"agent {left!r}, whose flags are False", "it has left")
-            self.gone.add(left)
-        self.live = set(now)
-        self.over = not now
+                if args[0] is not None:
+                    once.check_step(self.place, env, mover)
+                elif mover not in env.agents:  # else the adapter finds it there
+                    once.check_dead_step(self.place, env, before, mover)
+        elif name == "reset":
+            once.begin()
+            self._flagged, self._selected, self._listed, self._left = set(), set(), frozenset(), set()
+        if name in ("reset", "step"):
+            self._look()
+        if name == "reset":  # the adapter reads rewards of steps only
+            for agent, value in env.rewards.items():
+                check_reward(value, self.place, agent)
+        return result
 
-    def _check_moves(self) -> list[AgentId]:
+    def _look(self) -> None:
+        """Check what the env says of all its agents."""
         env, place = self.env, self.place
-        now = check_agents(env.agents, self.agents, place, "env.agents")
-        self.note("env.agents", now)
-        for agent in now:
-            if agent in self.gone:
-                place.fault("life", "env.agents", f"no agent {agent!r}, which has ended", "it again")
-        tables = {what: self._table(what, now) for what in ("rewards", "terminations", "truncations")}
-        infos = self.check_infos(env.infos)
-        self._selected.update(agent for agent in now if agent == env.agent_selection)
-        for agent in sorted(tables["rewards"], key=str):
-            if agent in self.agents:
-                self.note_reward(agent, tables["rewards"][agent])
-            if agent in self.gone and tables["rewards"][agent] != 0:
-                got = str(tables["rewards"][agent])
-                change = "set no reward of an agent that has left env.agents"
-                place.report("life", f"reward of agent {agent!r}", "none, for it has ended", got, change)
-        # An agent may end and leave in one step, without a dead step: its flags are still in the dicts.
-        left = [agent for agent in self.agents if agent in self.live - set(now) - self._flagged]
-        for agent in now + left:
+        listed = live_agents(env.agents, self._index, place)
+        tables = {what: self._table(what, listed) for what in ("rewards", "terminations", "truncations")}
+        infos = infos_in(env.infos, place, "infos")
+        for agent, reward in tables["rewards"].items():
+            if agent in self._left and _is_number(reward) and reward != 0:
+                no_reward_of(agent, reward, place)
+        self._left |= self._listed - listed
+        self._listed = listed
+        for agent in [agent for agent in self.agents if agent in listed]:
             ended = self.ends(agent, *(tables[what].get(agent, False) for what in ("terminations", "truncations")))
             if agent in self._flagged and not ended:
                 change = "leave a termination or truncation True, once it is, till the agent has left env.agents"
                 place.report("life", f"flags of agent {agent!r}", "True until it leaves", "False again", change)
             if ended:
                 self._flagged.add(agent)
-            if agent not in infos and agent in now:
+            if agent in infos:
+                infos_in(infos[agent], place, f"info of agent {agent!r}")
+            else:
                 place.report("keys", "infos", f"one of agent {agent!r}", "none", kind="infos")
-            if agent in self._selected:
+            if agent == env.agent_selection:
+                self._selected.add(agent)
+                self._check_last(agent)
+            elif agent in self._selected:
                 self.observe(agent, self.ask(env.observe, agent))
-        if now:
-            self._check_turn(now)
-        return now
 
-    def _check_turn(self, now: list[AgentId]) -> None:
-        env, selected = self.env, self.env.agent_selection
-        if selected not in now:
-            change = "select an agent of self.agents"
-            self.place.fault("agents", "agent_selection", f"one of env.agents {now}", repr(selected), change)
-        self.note("agent_selection", selected)
-        answer = self.ask(env.last)
+    def _check_last(self, selected: AgentId) -> None:
+        answer = self.ask(self.env.last)
         if not isinstance(answer, tuple) or len(answer) != 5:
             change = "return (observation, reward, termination, truncation, info), as AECEnv.last() does"
             self.place.fault("results", "last()", "a tuple of 5", type(answer).__name__, change)
@@ -124,15 +95,12 @@ class TurnPlayer(RawPlayer):
         with self.place.logging():
             self._once.check_last(self.place, selected, answer[1])
 
-    def _table(self, what: str, now: list[AgentId]) -> Mapping[Any, Any]:
+    def _table(self, what: str, listed: Set[AgentId]) -> Mapping[Any, Any]:
         if not hasattr(self.env, what) and hasattr(self.env, "dones"):
-            got = "none, and env.dones: PettingZoo's old API"
-            change = "set self.terminations and self.truncations in place of self.dones; last() returns 5 values"
-            self.place.fault("results", f"env.{what}", "a dict of flags by agent", got, change)
-        table = check_table(getattr(self.env, what, None), self.place, f"env.{what}")
-        with self.place.logging():
-            check_agents(list(table), self.agents, self.place, what)
-        for agent in now:
+            refuse_dones(self.place)
+        table = mapping(getattr(self.env, what, None), self.place, f"env.{what}")
+        refuse_unknown(table, self._index, self.place, what)
+        for agent in listed:
             if agent not in table:
                 self.place.report("keys", what, f"one of agent {agent!r}", "none", kind=what)
         return table
@@ -240,139 +208,6 @@ class RewardsOnce:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, numbers.Real) and math.isfinite(value)
-
-
-class SlotPlayer(Player):
-    """Plays a `MultiAgentEnv` with private arrays, prepared before each call as by a vectorizer."""
-
-    def __init__(self, env: MultiAgentEnv, max_steps: int, findings: Findings) -> None:
-        def read() -> dict[str, Any]:
-            spaces = {f"observation_spaces[{a}]": space for a, space in enumerate(env.observation_spaces)}
-            return spaces | {f"action_spaces[{a}]": space for a, space in enumerate(env.action_spaces)}
-
-        self._spec = spec = env.spec()
-        super().__init__(env, env.name, spec.agents, read, max_steps, findings)
-        self._homes: dict[AgentId, tuple[int, int]] = {
-            spec.agents[a]: (g, j) for g, group in enumerate(spec.groups) for j, a in enumerate(group.agents)
-        }
-        self._rows = rows = Buffers(spec, 1)
-        self._slot = rows.slot(0)
-        self._reward, self._ended, self._cut = rows.reward[0], rows.terminated[0], rows.truncated[0]
-        self._alive, self._acting, self._unseen = rows.alive[0], rows.acting[0], rows.final_missing[0]
-
-    def reset(self, seed: int | None, options: dict[str, Any] | None) -> None:
-        self._rows.clear_row(0)
-        self._clear()
-        infos = self.ask(partial(self.env.reset, self._slot), seed=seed, options=options, given="options")
-        self._check_info(infos)
-        if not self._alive.any():
-            self.place.fault("agents", "alive", "at least one agent", "none", "set slot.alive in reset()")
-        self.live = set()
-        self._check_rows()
-
-    def step(self, rng: np.random.Generator) -> None:
-        for agent in np.array(self.agents)[self._acting].tolist():
-            g, j = self._homes[agent]
-            action = self.draw(agent, self._mask_of(agent), rng)
-            tree = self._spec.groups[g].action_tree
-            for leaf, part in zip(self._rows.actions[g], tree.flatten(action), strict=True):
-                leaf[0, j] = part
-        for a in np.flatnonzero(~self._alive).tolist():
-            self._slot.zero_obs(a)
-        self._clear()
-        self._check_info(self.ask(partial(self.env.step, self._slot)))
-        self._check_rows()
-
-    def _clear(self) -> None:
-        self._reward[...], self._rows.events[...] = 0, False
-        self._slot.done = self._slot.begun = False
-
-    def _check_rows(self) -> None:
-        place, begun = self.place, self._slot.begun
-        flagged = self._ended | self._cut
-        for a, agent in enumerate(self.agents):
-            alive = bool(self._alive[a])
-            if self._acting[a] and not alive:
-                change = "set acting only where alive is set"
-                place.report("life", f"acting of agent {agent!r}", "False, for it is not alive", "True", change)
-            self.note_reward(agent, float(self._reward[a]))
-            self.ends(agent, self._ended[a], self._cut[a])
-            if not begun:
-                with place.logging():
-                    self._check_life(agent, alive, bool(flagged[a]), bool(self._reward[a]))
-            # Before its first turn an agent may have no observation; without a final one it was checked earlier.
-            if self._acting[a] or (flagged[a] and not self._unseen[a]) or (alive and self._has_obs(agent)):
-                self.observe(agent, self._row(agent))
-            if self._acting[a]:
-                self._mask_of(agent)
-            if self._unseen[a] and not flagged[a]:
-                change = "set final_missing only in the step in which the agent ends"
-                subject = f"final_missing of agent {agent!r}"
-                place.report("life", subject, "False, for it has not ended", "True", change)
-        ended = {agent for agent, flag in zip(self.agents, flagged.tolist(), strict=True) if flag}
-        self.gone |= ended
-        self.live = {agent for agent, alive in zip(self.agents, self._alive.tolist(), strict=True) if alive}
-        self.note("alive", self._alive)
-        self.note("acting", self._acting)
-        self.over = self._slot.done
-        if not begun and self.over is not (not self.live):
-            change = "set slot.done in the step after which no agent is alive, and in no other"
-            place.fault("ends", "slot.done", f"{not self.live}, as alive says", str(self.over), change)
-        if self._rows.state is not None and self._spec.state_space is not None:
-            self.ask(partial(self.env.write_state, self._slot))
-            state = self._rows.state[0, ...]
-            with place.logging():
-                check_member(self._spec.state_space, state, place, "the global state", "state")
-            self.note("the global state", state)
-
-    def _check_life(self, agent: AgentId, alive: bool, flagged: bool, rewarded: bool) -> None:
-        place = self.place
-        if alive:
-            self.gone.discard(agent)  # it has joined again
-        if agent in self.gone and (flagged or rewarded):
-            change = "write no flag or reward of an agent after the step in which it ended"
-            place.fault("life", f"agent {agent!r}", "nothing, for it has ended", "a flag or reward", change)
-        if alive and flagged:
-            change = "clear alive in the step in which the agent ends"
-            place.fault("life", f"alive of agent {agent!r}", "False, for it has ended", "True", change)
-        if agent in self.live and not alive and not flagged:
-            change = "set terminated or truncated in the step in which alive is cleared"
-            place.fault("life", f"alive of agent {agent!r}", "True, for its flags are False", "False", change)
-
-    def _row(self, agent: AgentId) -> Any:
-        g, j = self._homes[agent]
-        return self._spec.groups[g].observation_tree.unflatten([leaf[0, j].copy() for leaf in self._rows.obs[g]])
-
-    def _has_obs(self, agent: AgentId) -> bool:
-        g, j = self._homes[agent]
-        rows = (leaf[0, j, ...] for leaf in self._rows.obs[g])
-        return any(row[()] is not None if row.dtype == np.object_ else row.any() for row in rows)
-
-    def _mask_of(self, agent: AgentId) -> NDArray[np.bool_] | None:
-        g, j = self._homes[agent]
-        masks = self._rows.action_masks[g]
-        if masks is None or (self._spec.groups[g].mask_size is None and not self._slot.gave_mask[0]):
-            return None
-        mask = None
-        with self.place.logging():
-            mask = check_mask(self.action_spaces[agent], masks[0, j], self.place, agent)
-        self.note(f"action mask of agent {agent!r}", mask)
-        return mask
-
-    def _check_info(self, infos: Any) -> None:
-        if infos is not None:
-            with self.place.logging():
-                for agent, info in check_table(infos, self.place, "infos", "infos").items():
-                    check_table(info, self.place, f"info of {agent!r}", "infos")
-            with self.place.logging():
-                self._refuse_masks(infos)
-
-    def _refuse_masks(self, infos: Info) -> None:
-        try:
-            refuse_masks(self._spec, infos)
-        except ContractError:
-            change = "write it with slot.write_mask(), or put it under another key"
-            self.place.fault("masks", "action_mask in infos", "none, since it forbids no action there", "one", change)
 
 
 class WorldEnv(MultiAgentEnv):

@@ -438,7 +438,7 @@ def test_where_the_api_demands_one_its_absence_is_an_error(end: Any) -> None:
 
     with SyncVectorEnv([lambda: Mute(Script([0, 0], [2, 4], [end, end]), agent_num=2)]) as envs:
         collector = Collector(envs, valued(), seed=0)
-        with pytest.raises(EnvFault, match="live agent 'agent_0' is missing from.*observations"):
+        with pytest.raises(EnvFault, match="observations: expected one of the live agent 'agent_0', got none"):
             collector.collect(env_steps=4)
 
 
@@ -485,7 +485,7 @@ def test_data_of_an_agent_that_has_ended_is_an_error(kind: Any, mode: str) -> No
     with SyncVectorEnv([lambda: Haunted(script, agent_num=2)], autoreset_mode=mode) as envs:
         collector = Collector(envs, valued(), seed=0)
         assert collector.collect(env_steps=9).agent_steps == 9 + 6  # an episode, and half of the next
-        with pytest.raises(EnvFault, match="agent 'agent_0' has ended"):
+        with pytest.raises(EnvFault, match="agent 'agent_0'.* has ended"):
             collector.collect(env_steps=1)
 
 

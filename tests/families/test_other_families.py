@@ -119,7 +119,7 @@ def test_agents_that_have_arrived_and_go_on_being_rewarded() -> None:
     assert arrivals
     with marlvec.make(factory, 2, backend="sync", agents="tuple") as envs:
         envs.reset(seed=0)
-        with pytest.raises(EnvContractError, match=r"agent 'agent_\d' has ended and gets a reward"):
+        with pytest.raises(EnvContractError, match=r"reward of agent 'agent_\d': expected 0, for it has ended"):
             for _ in range(20):
                 envs.step(faster)
 

@@ -102,21 +102,27 @@ BAD_FORMS: dict[str, list[Spoil]] = {
         Spoil("reward", np.zeros((1, 1)), r"expected a real number, got ndarray of shape \(1, 1\)"),
         Spoil("reward", np.array(1j), r"expected a real number, got ndarray of shape \(\)"),
         Spoil("reward", np.array("1"), r"expected a real number, got ndarray of shape \(\)"),
-        Spoil("reward", 10**400, "expected a real number, got an int too large"),
-        Spoil("reward", -(10**400), "expected a real number, got an int too large"),
+        Spoil("reward", 10**400, "expected a real number that a float can hold, got int 100"),
+        Spoil("reward", -(10**400), "expected a real number that a float can hold, got int -100"),
     ],
     "C10": [
         Spoil(place, value, f"expected a bool, got {type(value).__name__}{hint}")
         for place in ("terminated", "truncated")
         for hint, values in {
-            r": [^;]*\Z": ("no", "", 2, None, 0.0, [], [False], np.zeros(2, bool)),
+            r" (?!.*lenient)": ("no", "", 2, None, 0.0, [], [False], np.zeros(2, bool)),
             r".*make\(…, lenient=True\)": (0, 1, np.int8(0), np.zeros(1, bool), np.array(False)),
         }.items()
         for value in values
     ],
     "C11": [
-        Spoil("result", (1, 2, 3), "expected 5 .*observations, rewards, terminations, truncations, infos.* tuple of 3"),
-        Spoil("result", tuple(range(6)), "expected 5 .*or 4 .*observations, rewards, dones, infos.* tuple of 6"),
+        Spoil(
+            "result", (1, 2, 3), "tuple of 5, .* 4, got a tuple of 3.*observations, rewards, terminations, truncations"
+        ),
+        Spoil(
+            "result",
+            tuple(range(6)),
+            "tuple of 5, .* 4, got a tuple of 6.*observations, rewards, terminations, truncations",
+        ),
         Spoil("result", (), "got a tuple of 0"),
         Spoil("result", None, "got NoneType"),
         Spoil("result", {}, "got dict"),
@@ -455,11 +461,11 @@ def info_of(what: str) -> Any:
 IN_EVERY_BACKEND = {
     "an int": "info of agent 'agent_1': expected a dict, got int",
     "a list": "info of agent 'agent_1': expected a dict, got list",
-    "a dict in itself": "the value of 'a' is a dict that contains itself, or more than 32 in a row",
-    "a dict in itself, by value": "the value of 'value' is a dict that contains itself, or more than 32 in a row",
-    "dicts without end": "the value of 'x' is a dict that contains itself, or more than 32 in a row",
-    "lists without end": r"the value of 'rows' cannot be copied \(RecursionError",
-    "a list that refuses": r"the value of 'x' cannot be copied \(RuntimeError: not me\)",
+    "a dict in itself": "the value of 'a' in an info: expected at most 32 dicts in a row",
+    "a dict in itself, by value": "the value of 'value' in an info: expected at most 32 dicts in a row",
+    "dicts without end": "the value of 'x' in an info: expected at most 32 dicts in a row",
+    "lists without end": r"the value of 'rows' in an info: expected .*, got one that cannot be copied \(RecursionError",
+    "a list that refuses": r"the value of 'x' in an info: .* cannot be copied \(RuntimeError: not me\)",
     "two keys of one text": r"expected keys that differ as text, got '1' twice",
 }
 FROM_A_PROCESS = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -14,7 +14,9 @@ from marlvec.envs.adapters.base import (
     NOT_JOINED,
     Adapter,
     AgentId,
+    Sink,
     contract_error,
+    live_agents,
     mapping,
     names_of,
     warn_of_contract,
@@ -26,8 +28,10 @@ from marlvec.envs.user_env import one_each
 from marlvec.errors import ContractError
 
 _ROUNDING = 0.01  # relative tolerance for sums of rewards, which may be float16
+_DEAD_STEP_HINT = "call self._was_dead_step(action) and return where the selected agent has ended"
+_SELECT_HINT = "select an agent of self.agents"
 _VECTOR_HINT = (
-    "If it is one number per objective, combine them by a wrapper whose `rewards` are numbers; docs/envs.md has one "
+    "if it is one number per objective, combine them by a wrapper whose `rewards` are numbers; docs/envs.md has one "
     "(momaland.utils.aec_wrappers.LinearizeReward only changes the reward of last())"
 )
 
@@ -67,32 +71,28 @@ class AECAdapter(Adapter):
         self._seen = [False] * len(self.ids)
         self._acting = None
         self._owed, self._size = [0.0] * len(self.ids), [0.0] * len(self.ids)
-        self._call_reset(seed, options)
+        sink = self.at_reset
+        self.call_reset(seed, options)
         self._state_owner = state_owner(self.env)
         if not hasattr(self._state_owner, "terminations") and hasattr(self._state_owner, "dones"):
-            contract_error(
-                self.name,
-                "reset()",
-                "env.terminations: expected a dict of flags by agent, got none, and env.dones (PettingZoo's old API); "
-                "set terminations and truncations instead of dones",
-            )
-        agents = self._listed(self._state_owner.agents, "reset()")
+            refuse_dones(sink)
+        agents = live_agents(self._state_owner.agents, self._index, sink)
         for a, agent in enumerate(self.ids):
             if agent in agents:
-                if any(self._flags_of(agent, "reset()")):
-                    contract_error(
-                        self.name, "reset()", f"agent {agent!r} is terminated or truncated before the first move"
-                    )
+                if any(self._flags_of(agent, sink)):
+                    change = "set every termination and truncation to False in reset()"
+                    sink.fault("life", f"flags of agent {agent!r}", "False before the first move", "True", change)
                 self._status[a] = LIVE
                 slot.alive[a] = True
         if not agents:
-            contract_error(self.name, "reset()", "env.agents is empty after a reset: expected at least one live agent")
-        self._select(slot, "reset()")
-        return self._infos(slot, {})
+            change = "set self.agents = self.possible_agents[:] in reset()"
+            sink.fault("agents", "env.agents", "at least one live agent", "none", change)
+        self._select(slot, sink)
+        return self._infos(slot, {}, sink)
 
     def step(self, slot: Slot) -> Info | None:
         """Take the selected agent's move, and all dead turns after it."""
-        env, owner, mover = self.env, self._state_owner, self._acting
+        env, owner, mover, sink = self.env, self._state_owner, self._acting, self.at_step
         if mover is None:
             contract_error(self.name, "step()", "no agent has a turn: the game is over, or it was never reset")
         self._acting = None
@@ -105,27 +105,28 @@ class AECAdapter(Adapter):
         # Dead agents take their turns until a live agent is selected or none is left.
         while owner.agents:
             agent = owner.agent_selection
-            a = self._place(agent, "step()")
-            flags = self._flags_of(agent, "step()")
+            a = self._place(agent, "agent_selection", sink)
+            flags = self._flags_of(agent, sink)
             if not any(flags):
-                self._select(slot, "step()")
+                self._select(slot, sink)
                 break
             self._seen[a] = True
             self._compare_with_last(a)
             self._end(slot, a, flags, last_infos)
             env.step(None)
             if agent in owner.agents:
-                contract_error(self.name, "step()", f"step(None) of the dead agent {agent!r} left it in env.agents")
+                expected = f"the dead agent {agent!r} to leave it in step(None)"
+                sink.fault("life", "env.agents", expected, "it still there", _DEAD_STEP_HINT)
             self._read_step(slot, last_infos)
         slot.done = LIVE not in self._status
-        return self._infos(slot, last_infos)
+        return self._infos(slot, last_infos, sink)
 
     def cut_short(self, slot: Slot) -> None:
         """End the game here: every agent that has had a turn observes once more."""
         self._acting = None
         for a, agent in enumerate(self.ids):
             if self._status[a] == LIVE:
-                flags = self._flags_of(agent, "step()")
+                flags = self._flags_of(agent, self.at_step)
                 if any(flags):  # it ended by itself, and has not had its dead turn yet
                     self._end(slot, a, flags, {})
                 else:
@@ -149,28 +150,29 @@ class AECAdapter(Adapter):
 
     def _read_step(self, slot: Slot, last_infos: dict[AgentId, Any]) -> None:
         """Write the rewards of the env's last step, and note agents that joined or left."""
-        status, reward = self._status, slot.reward
-        for agent, value in mapping(self._state_owner.rewards, self.name, "step()", "rewards").items():
+        status, reward, sink = self._status, slot.reward, self.at_step
+        for agent, value in mapping(self._state_owner.rewards, sink, "env.rewards").items():
             number = self._reward(value, agent, _VECTOR_HINT)
             if number != 0.0:
-                a = self._place(agent, "step()")
+                a = self._place(agent, "env.rewards", sink)
                 if status[a] == ENDED and agent not in last_infos:
-                    contract_error(self.name, "step()", f"agent {agent!r} has ended and gets a reward, {number!r}")
+                    no_reward_of(agent, number, sink)
                 reward[a] += number
                 self._owed[a] += number
                 self._size[a] += abs(number)
-        agents = self._listed(self._state_owner.agents, "step()")
+        agents = live_agents(self._state_owner.agents, self._index, sink)
         for a, agent in enumerate(self.ids):
             if agent in agents:
                 if status[a] == ENDED:
-                    contract_error(self.name, "step()", f"agent {agent!r} has ended and cannot come back")
+                    expected = f"no agent {agent!r}, which has ended and cannot come back"
+                    sink.fault("life", "env.agents", expected, "it again")
                 if status[a] == NOT_JOINED:
                     status[a] = LIVE
                     slot.alive[a] = True
             elif status[a] == LIVE:
-                flags = self._flags_of(agent, "step()")
+                flags = self._flags_of(agent, sink)
                 if not any(flags):
-                    contract_error(self.name, "step()", f"agent {agent!r} left env.agents without a flag")
+                    sink.fault("life", "env.agents", f"agent {agent!r}, whose flags are False", "it has left")
                 self._end(slot, a, flags, last_infos)
 
     def _end(self, slot: Slot, a: int, flags: tuple[bool, bool], last_infos: dict[AgentId, Any]) -> None:
@@ -180,7 +182,7 @@ class AECAdapter(Adapter):
         slot.terminated[a], slot.truncated[a] = flags
         slot.alive[a] = slot.acting[a] = False
         self._observe_last(slot, a)
-        info = mapping(self._state_owner.infos, self.name, "step()", "infos").get(agent)
+        info = mapping(self._state_owner.infos, self.at_step, "env.infos", "infos").get(agent)
         last_infos[agent] = dict(info) if isinstance(info, Mapping) else info
 
     def _observe_last(self, slot: Slot, a: int) -> None:
@@ -190,14 +192,12 @@ class AECAdapter(Adapter):
         else:
             slot.final_missing[a] = True
 
-    def _select(self, slot: Slot, call: str) -> None:
+    def _select(self, slot: Slot, sink: Sink) -> None:
         agent = self._state_owner.agent_selection
-        a = self._place(agent, call)
+        a = self._place(agent, "agent_selection", sink)
         if self._status[a] != LIVE or agent not in self._state_owner.agents:
             live = [name for name, status in zip(self.ids, self._status, strict=True) if status == LIVE]
-            contract_error(
-                self.name, call, f"agent_selection is {agent!r}, which is not live; live are {names_of(live)}"
-            )
+            sink.fault("agents", "agent_selection", f"a live agent, of {names_of(live)}", repr(agent), _SELECT_HINT)
         self._acting = a
         self._compare_with_last(a)
         slot.acting[a] = self._seen[a] = True
@@ -205,7 +205,7 @@ class AECAdapter(Adapter):
 
     def _compare_with_last(self, a: int) -> None:
         """Warn if PettingZoo's ``last()`` has another sum of rewards for the agent whose turn it is."""
-        if not self._agrees_with_last:
+        if not self._agrees_with_last or self.at_step.collects:  # check_env looks more closely
             return
         cumulative, owed = self._cumulative_reward(a), self._owed[a]
         if cumulative == owed or abs(cumulative - owed) <= _ROUNDING * max(self._size[a], 1.0):
@@ -227,25 +227,25 @@ class AECAdapter(Adapter):
         reward = sums.get(self.ids[a]) if isinstance(sums, dict) else None
         return float(reward) if isinstance(reward, (int, float, np.number)) else self._owed[a]
 
-    def _place(self, agent: AgentId, call: str) -> int:
+    def _place(self, agent: AgentId, what: str, sink: Sink) -> int:
         try:
             a = self._index.get(agent)
         except TypeError:  # not hashable
             a = None
         if a is None:
-            contract_error(self.name, call, f"unknown agent {agent!r}; possible agents are {names_of(self.ids)}")
+            sink.fault("agents", what, f"agents of {names_of(self.ids)}", f"the unknown agent {agent!r}")
         return a
 
-    def _flags_of(self, agent: AgentId, call: str) -> tuple[bool, bool]:
-        terminations = mapping(self._state_owner.terminations, self.name, call, "terminations")
-        truncations = mapping(self._state_owner.truncations, self.name, call, "truncations")
+    def _flags_of(self, agent: AgentId, sink: Sink) -> tuple[bool, bool]:
+        terminations = mapping(self._state_owner.terminations, sink, "env.terminations")
+        truncations = mapping(self._state_owner.truncations, sink, "env.truncations")
         return self._flags_in(agent, terminations, truncations)
 
-    def _infos(self, slot: Slot, last_infos: dict[AgentId, Any]) -> Info | None:
-        infos = mapping(self._state_owner.infos, self.name, "infos", "infos")
+    def _infos(self, slot: Slot, last_infos: dict[AgentId, Any], sink: Sink) -> Info | None:
+        infos = mapping(self._state_owner.infos, sink, "env.infos", "infos")
         if last_infos:
             infos = {**infos, **last_infos}
-        return self._take_masks(slot, self._infos_by_agent(infos) if any(infos.values()) else None)
+        return self._take_masks(slot, self._infos_by_agent(infos, sink) if any(infos.values()) else None)
 
 
 _SAID = ("agents", "agent_selection", "rewards", "terminations", "truncations", "infos")
@@ -271,3 +271,16 @@ def _hands_on(env: Any) -> bool:
         and "env" in vars(env)
         and not any(hasattr(kind, name) or name in vars(env) for name in _SAID)
     )
+
+
+def no_reward_of(agent: AgentId, reward: float, sink: Sink) -> None:
+    """Report a reward of an agent that has ended."""
+    change = "set no reward of an agent that has left env.agents"
+    sink.report("life", f"reward of agent {agent!r}", "none, for it has ended", f"{reward!r}", change)
+
+
+def refuse_dones(sink: Sink) -> NoReturn:
+    """Refuse an env with the flags of PettingZoo's old API."""
+    got = "none, and env.dones: PettingZoo's old API"
+    change = "set self.terminations and self.truncations in place of self.dones; last() returns 5 values"
+    sink.fault("results", "env.terminations", "a dict of flags by agent", got, change)

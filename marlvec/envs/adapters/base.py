@@ -7,6 +7,7 @@ import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
+from dataclasses import dataclass
 from reprlib import repr as short_repr
 from typing import Any, ClassVar, NamedTuple, NoReturn
 
@@ -21,6 +22,7 @@ from marlvec.envs.user_env import UserEnvState, one_each, wrapper_chain
 from marlvec.errors import ArgumentError, ContractError, ContractWarning
 from marlvec.spaces import SpaceTree, describe_difference
 from marlvec.spaces.action_masks import split_action_mask
+from marlvec.spaces.equality import short
 
 AgentId = Hashable
 """An agent's name in the user's env; usually a string, in RLlib-style envs often an int."""
@@ -32,6 +34,46 @@ _FLAG = (bool, np.bool_)
 def contract_error(env: str, call: str, problem: str) -> NoReturn:
     """Raise a `ContractError` with the env and the call that broke the contract."""
     raise ContractError(f"{env}.{call}: {problem}")
+
+
+@dataclass(frozen=True)
+class Sink:
+    """Where the rules go that the results of one call of an env break; this one raises at the first.
+
+    `check_env` has one that collects them, so code after a `report` must go on with what it has. All take the name of
+    the check in `check_env`, what is wrong, what was expected, what came, and what to change. Findings with equal
+    ``check``, ``path`` and ``kind`` (by default the advice) are one. ``minor``: marlvec corrects it silently;
+    ``breaks``: what is found in the rest of the episode may be a consequence.
+    """
+
+    env: str
+    call: str  # e.g. "step()"
+
+    collects: ClassVar[bool] = False
+
+    def fault(
+        self,
+        check: str,
+        subject: str,
+        expected: str,
+        got: str,
+        change: str = "",
+        *,
+        path: str = "",
+        kind: str = "",
+        minor: bool = False,
+        breaks: bool = False,
+    ) -> NoReturn:
+        """Raise the error of a rule without which the results cannot be read on."""
+        advice = f". {change[0].upper()}{change[1:]}" if change else ""
+        contract_error(self.env, self.call, f"{subject}: expected {expected}, got {got}{advice}")
+
+    def report(self, *broken: Any, **more: Any) -> None:
+        """Report a rule that is broken; arguments as those of `fault`."""
+        self.fault(*broken, **more)
+
+    def remark(self, *broken: Any, **more: Any) -> None:
+        """Report a rule that adapters do not insist on; arguments as those of `fault`."""
 
 
 def missing_hint(declaration: str) -> str:
@@ -59,31 +101,32 @@ def zero_or_one(value: Any) -> bool | None:
     return bool(number) if isinstance(number, (int, np.integer, np.bool_)) and number in (0, 1) else None
 
 
-def as_reward(value: Any, env: str, agent: AgentId, vector_hint: str = "", *, lenient: bool = False) -> float:
+def as_reward(value: Any, sink: Sink, agent: AgentId, vector_hint: str = "", *, lenient: bool = False) -> float:
     """Convert one agent's reward to a float; NaN and infinities pass, since `ObservationValidator` checks them.
 
     `vector_hint`: advice for a reward with one number per objective; `lenient`: an array of one number is accepted.
     """
-    plain = value
-    if isinstance(value, np.ndarray) and value.shape == ():
-        plain = value[()]
+    plain = value[()] if isinstance(value, np.ndarray) and value.shape == () else value
     if isinstance(plain, _REAL):
+        if (plain is not value or plain.__class__ is np.bool_) and not lenient:
+            sink.remark("rewards", f"reward of agent {agent!r}", "a real number", _text(value), minor=True)
         try:
             return float(plain)
         except OverflowError:
-            contract_error(env, "step()", f"reward of agent {agent!r}: expected a real number, got an int too large")
+            sink.report("rewards", f"reward of agent {agent!r}", "a real number that a float can hold", _text(value))
+            return 0.0
     number = only_element(value)
-    if number is not None and lenient:
-        return float(number)
-    shape = f" of shape {value.shape}" if isinstance(value, np.ndarray) else ""
-    hint = f". {vector_hint}" if vector_hint and isinstance(value, (list, tuple, np.ndarray)) else ""
-    if number is not None:
-        hint = "; return a float, or make(…, lenient=True), which accepts an array of one number"
-    got = f"{type(value).__name__}{shape}: {short_repr(value)}{hint}"
-    contract_error(env, "step()", f"reward of agent {agent!r}: expected a real number, got {got}")
+    if number is None or not lenient:
+        change = vector_hint if isinstance(value, (list, tuple, np.ndarray)) else ""
+        if number is not None:
+            change = "return float(reward), or write make(…, lenient=True), which accepts an array of one number"
+        sink.report("rewards", f"reward of agent {agent!r}", "a real number", _text(value), change)
+    return 0.0 if number is None else float(number)
 
 
-def as_flag(value: Any, env: str, agent: AgentId, what: str, several_hint: str = "", *, lenient: bool = False) -> bool:
+def as_flag(
+    value: Any, sink: Sink, agent: AgentId, what: str, several_hint: str = "", *, lenient: bool = False
+) -> bool:
     """Convert one agent's termination or truncation flag to a bool.
 
     `several_hint`: advice for a value with several flags; `lenient`: 0, 1 and arrays of one flag are accepted.
@@ -91,26 +134,34 @@ def as_flag(value: Any, env: str, agent: AgentId, what: str, several_hint: str =
     if isinstance(value, _FLAG):
         return bool(value)
     flag = zero_or_one(value)
-    if flag is not None and lenient:
-        return flag
-    hint = f". {several_hint}" if several_hint and isinstance(value, (list, tuple, np.ndarray)) else ""
-    if flag is not None:
-        hint = "; return a bool, or make(…, lenient=True), which accepts 0 and 1, and arrays of one flag"
-    contract_error(
-        env,
-        "step()",
-        f"{what} flag of agent {agent!r}: expected a bool, got {type(value).__name__}: {short_repr(value)}{hint}",
-    )
+    if flag is None or not lenient:
+        change = several_hint if isinstance(value, (list, tuple, np.ndarray)) else ""
+        if flag is not None:
+            change = "return bool(flag), or write make(…, lenient=True), which accepts 0 and 1, and arrays of one flag"
+        sink.report("flags", f"{what} of agent {agent!r}", "a bool", _text(value), change, kind=what)
+    return bool(np.any(value)) if flag is None else flag
 
 
-def mapping(value: Any, env: str, call: str, what: str) -> Mapping[Any, Any]:
-    """Check that a part of an env's result is a dict keyed by agent."""
+def _text(value: Any) -> str:
+    shape = f" of shape {value.shape}" if isinstance(value, np.ndarray) else ""
+    return f"{type(value).__name__}{shape} {short(value)}"
+
+
+def mapping(value: Any, sink: Sink, what: str, check: str = "results") -> Mapping[Any, Any]:
+    """Check that a part of an env's result is a dict, mostly one keyed by agent."""
     if value.__class__ is dict or isinstance(value, Mapping):  # the first is quicker
         found: Mapping[Any, Any] = value
         return found
-    contract_error(
-        env, call, f"{what}: expected a dict keyed by agent, got {type(value).__name__}: {short_repr(value)}"
-    )
+    sink.fault(check, what, "a dict", _text(value), "" if check == "infos" else f"return a dict as {what}")
+
+
+def infos_in(value: Any, sink: Sink, what: str) -> Mapping[Any, Any]:
+    """Check that infos are a dict; empty if they are not, and the sink collects."""
+    if value.__class__ is dict or isinstance(value, Mapping):
+        found: Mapping[Any, Any] = value
+        return found
+    sink.report("infos", what, "a dict", _text(value))
+    return {}
 
 
 def agent_ids(found: Any, env: str, where: str) -> list[AgentId]:
@@ -135,15 +186,29 @@ def _is_key(agent: Any) -> bool:
     return True
 
 
-def refuse_unknown(table: Iterable[Any], known: Mapping[Any, int], env: str, call: str, what: str) -> None:
+def refuse_unknown(table: Iterable[Any], known: Mapping[Any, int], sink: Sink, what: str) -> None:
     """Check that a table has no unknown agents."""
     for agent in table:
         try:
-            is_known = agent in known
+            if agent in known:
+                continue
+            tell = sink.report
         except TypeError:  # not hashable
-            is_known = False
-        if not is_known:
-            contract_error(env, call, f"{what} name the unknown agent {agent!r}; possible agents are {names_of(known)}")
+            tell = sink.fault
+        tell("agents", what, f"agents of {names_of(known)}", f"the unknown agent {agent!r}")
+
+
+def live_agents(agents: Any, known: Mapping[Any, int], sink: Sink) -> frozenset[AgentId]:
+    """Check an env's list of live agents, and return it as a set."""
+    is_list = isinstance(agents, (list, tuple))
+    if not is_list and (sink.collects or not isinstance(agents, Iterable)):
+        change = "keep a list of agents in env.agents"
+        sink.fault("agents", "env.agents", "a list of agents", type(agents).__name__, change)
+    refuse_unknown(agents, known, sink, "env.agents")
+    found = frozenset(agents)
+    if sink.collects and len(found) != len(agents):
+        sink.fault("agents", "env.agents", "every agent once", short(agents), "name each agent once in env.agents")
+    return found
 
 
 def names_of(agents: Iterable[Any], limit: int = 12) -> str:
@@ -152,12 +217,34 @@ def names_of(agents: Iterable[Any], limit: int = 12) -> str:
     return ", ".join(shown[:limit]) + (f", … ({len(shown)} in all)" if len(shown) > limit else "")
 
 
-def five_values(result: Any, env: str) -> Sequence[Any]:
+def two_values(result: Any, sink: Sink) -> tuple[Any, Any]:
+    """Return observations and infos of a reset that are dicts by agent; old envs return the observations alone."""
+    if isinstance(result, tuple) and len(result) == 2:
+        return result
+    if not isinstance(result, Mapping):
+        sink.fault(
+            "results", "the result", "a tuple of 2", _size(result), "return (observations, infos)", kind=sink.call
+        )
+    remark_old_reset(result, sink)
+    return result, {}
+
+
+def remark_old_reset(result: Any, sink: Sink) -> None:
+    """Remark that a reset returned observations alone."""
+    _remark_old(sink, "a tuple of 2", f"{type(result).__name__} without infos", "return (observations, infos)")
+
+
+def _remark_old(sink: Sink, expected: str, got: str, change: str) -> None:
+    old = f"{got}: the old API, as of Gym before 0.26"
+    sink.remark("results", "the result", expected, old, change, kind=sink.call, minor=True)
+
+
+def five_values(result: Any, sink: Sink) -> Sequence[Any]:
     """Return observation, reward, terminated, truncated and info of a step; convert the four values of an old env.
 
     An old env's done means terminated, unless ``info["TimeLimit.truncated"]`` is True.
     """
-    if (result.__class__ is tuple and len(result) == 5) or _step_length(result, env, "values") == 5:
+    if (result.__class__ is tuple and len(result) == 5) or _step_length(result, sink) == 5:
         five: Sequence[Any] = result
         return five
     obs, reward, done, info = result
@@ -165,34 +252,40 @@ def five_values(result: Any, env: str) -> Sequence[Any]:
     return obs, reward, *flags, info
 
 
-def five_dicts(result: Any, env: str, flags: tuple[str, str]) -> list[Mapping[Any, Any]]:
-    """As `five_values`, for results that are dicts by agent; `flags` names the two dicts of flags, for messages."""
-    if _step_length(result, env, "dicts") == 4:
+def five_dicts(result: Any, sink: Sink, tables: Sequence[str]) -> list[Mapping[Any, Any]]:
+    """As `five_values`, for results that are dicts by agent; `tables` names the first four, for messages."""
+    if _step_length(result, sink) == 4:
         obs, rewards, found, infos = result
-        dones, infos = mapping(found, env, "step()", "dones"), mapping(infos, env, "step()", "infos")
+        dones, infos = mapping(found, sink, "dones"), infos_in(infos, sink, "infos")
         late = {agent for agent in dones if _ran_out_of_time(infos.get(agent))}
         ends = {agent: False if agent in late else done for agent, done in dones.items()}
         cuts = {agent: done if agent in late else False for agent, done in dones.items()}
         result = obs, rewards, ends, cuts, infos
-    what = ("observations", "rewards", *flags, "infos")
-    return [mapping(table, env, "step()", name) for table, name in zip(result, what, strict=True)]
+    *parts, infos = result
+    checked = [mapping(part, sink, what) for part, what in zip(parts, tables, strict=True)]
+    return [*checked, infos_in(infos, sink, "infos")]
 
 
 def _ran_out_of_time(info: Any) -> bool:
     return isinstance(info, Mapping) and info.get("TimeLimit.truncated", False) is True
 
 
-def _step_length(result: Any, env: str, kinds: str) -> int:
+_FIVE = "return (observations, rewards, terminations, truncations, infos)"
+
+
+def _step_length(result: Any, sink: Sink) -> int:
     size = len(result) if isinstance(result, (tuple, list)) else -1
-    if size in (4, 5):
-        return size
-    got = f"a tuple of {size}" if size >= 0 else type(result).__name__
-    contract_error(
-        env,
-        "step()",
-        f"expected 5 {kinds} (observations, rewards, terminations, truncations, infos) "
-        f"or 4 (observations, rewards, dones, infos), got {got}",
-    )
+    if size not in (4, 5):
+        sink.fault("results", "the result", "a tuple of 5, or of the old API's 4", _size(result), _FIVE, kind=sink.call)
+    if size == 4:
+        _remark_old(sink, "a tuple of 5", "a tuple of 4 with one value for terminations and truncations", _FIVE)
+    elif result.__class__ is list:
+        sink.remark("results", "the result", "a tuple of 5", "a list", _FIVE, kind=sink.call)
+    return size
+
+
+def _size(result: Any) -> str:
+    return f"a tuple of {len(result)}" if isinstance(result, tuple) else _text(result)
 
 
 MAX_DEPTH = 32
@@ -202,27 +295,24 @@ MAX_DEPTH = 32
 _MUTABLE = (np.ndarray, dict, list, tuple, set, bytearray)
 
 
-def _snapshot(info: Mapping[Any, Any], env: str) -> dict[str, Any]:
-    """Copy one info dict so that the env may reuse it and the arrays in it.
-
-    `ContractError`, with the key: a value cannot be copied or contains itself, or two keys are equal as text.
-    """
+def _snapshot(info: Mapping[Any, Any], sink: Sink) -> dict[str, Any]:
+    """Copy one info dict so that the env may reuse it and the arrays in it."""
     out: dict[str, Any] = {}
     for key, value in info.items():
         name = key if key.__class__ is str else str(key)
         if name in out:
-            contract_error(env, "info", f"expected keys that differ as text, got {name!r} twice (as {key!r}, too)")
+            sink.report("infos", "keys of an info", "keys that differ as text", f"{name!r} twice (as {key!r}, too)")
         if isinstance(value, dict) and _has_no_end(value):
-            contract_error(
-                env, "info", f"the value of {key!r} is a dict that contains itself, or more than {MAX_DEPTH} in a row"
-            )
+            got = "a dict that contains itself, or more in a row"
+            sink.fault("infos", f"the value of {key!r} in an info", f"at most {MAX_DEPTH} dicts in a row", got)
         if isinstance(value, np.ndarray) and value.dtype != object:
             value = value.copy()
         elif isinstance(value, _MUTABLE):
             try:
                 value = deepcopy(value)
             except Exception as error:
-                contract_error(env, "info", f"the value of {key!r} cannot be copied ({type(error).__name__}: {error})")
+                got = f"one that cannot be copied ({type(error).__name__}: {error})"
+                sink.report("infos", f"the value of {key!r} in an info", "a value that copy.deepcopy() copies", got)
         out[name] = value
     return out
 
@@ -237,33 +327,32 @@ def _has_no_end(table: dict[Any, Any]) -> bool:
     return True
 
 
-def common_info(info: Any, env: str) -> Info | None:
+def common_info(info: Any, sink: Sink) -> Info | None:
     """Convert the info dict of an env that has one for all agents; its entries go under `COMMON`."""
-    if isinstance(info, Mapping):
-        return {COMMON: _snapshot(info, env)} if info else None
     if info is None:
+        sink.remark("infos", "info", "a dict", _text(info))
         return None
-    contract_error(env, "info", f"expected a dict, got {type(info).__name__}")
+    found = infos_in(info, sink, "info")
+    return {COMMON: _snapshot(found, sink)} if found else None
 
 
-def infos_by_agent(infos: Mapping[Any, Any], index: Mapping[Any, int], names: Sequence[str], env: str) -> Info | None:
+def infos_by_agent(infos: Mapping[Any, Any], index: Mapping[Any, int], names: Sequence[str], sink: Sink) -> Info | None:
     """Copy the infos of an env that has one info dict per agent; None if all are empty.
 
     `index`: agent to index; `names` in that order. Keys that are not agents (``"common"``, …) go under `COMMON`.
     """
     out: Info = {}
     for key, info in infos.items():
-        is_dict = isinstance(info, Mapping)
-        if info is None or (is_dict and not info):
-            continue
         a = index.get(key)
-        if a is None:
+        is_dict = isinstance(info, Mapping)
+        if a is not None and not is_dict:
+            tell = sink.remark if info is None else sink.report
+            tell("infos", f"info of agent {key!r}", "a dict", _text(info))
+        elif a is not None and info:
+            out[names[a]] = _snapshot(info, sink)
+        elif a is None and info is not None and not (is_dict and not info):
             entries = info if key == COMMON and is_dict else {key: info}
-            out.setdefault(COMMON, {}).update(_snapshot(entries, env))
-        elif is_dict:
-            out[names[a]] = _snapshot(info, env)
-        else:
-            contract_error(env, "info", f"info of agent {key!r}: expected a dict, got {type(info).__name__}")
+            out.setdefault(COMMON, {}).update(_snapshot(entries, sink))
     return out or None
 
 
@@ -329,7 +418,7 @@ def _is_in_a_class(env: Any, metadata: Mapping[Any, Any]) -> bool:
     return any(vars(kind).get("metadata") is metadata for kind in type(innermost).__mro__)
 
 
-def take_finals(new_infos: Info | None, ended: Mapping[str, AgentId], env: str) -> EndAndBegin:
+def take_finals(new_infos: Info | None, ended: Mapping[str, AgentId], sink: Sink) -> EndAndBegin:
     """Find the final observations, and split the infos, which are modified, by episode.
 
     Each agent's final observation is in its own info, or by agent in the common one, under one of `OBSERVATION_KEYS`.
@@ -345,14 +434,16 @@ def take_finals(new_infos: Info | None, ended: Mapping[str, AgentId], env: str) 
         # A Gymnasium env has one agent, whose info is the common one.
         found = shared if name == COMMON else _pop(own, OBSERVATION_KEYS)
         found = by_id.get(agent, _NOTHING) if found is _NOTHING else found
-        if found is _NOTHING:
-            contract_error(
-                env,
-                "step()",
-                f"it resets itself, so the last observation of agent {agent!r} must be in its info under one of "
-                f"{', '.join(map(repr, OBSERVATION_KEYS))}; got keys {sorted(own)}",
-            )
-        observations[name] = found
+        if found is not _NOTHING:
+            observations[name] = found
+            continue
+        sink.report(
+            "observations",
+            f"final observation of agent {agent!r}",
+            f"one in its info under {', '.join(map(repr, OBSERVATION_KEYS))}",
+            f"none, and keys {sorted(own)}",
+            "put what the agent saw last into its info, as the env says that it resets itself",
+        )
     parts = [(who, info.pop(_INFO)) for who, info in new_infos.items() if _INFO in info]
     rest = {who: info for who, info in new_infos.items() if info} or None
     if not parts:
@@ -360,9 +451,9 @@ def take_finals(new_infos: Info | None, ended: Mapping[str, AgentId], env: str) 
     names = {agent: name for name, agent in ended.items()}
     last: Info = {}
     for who, part in parts:
-        for key, value in (mapping(part, env, "step()", _INFO) if part is not None else {}).items():
+        for key, value in (infos_in(part, sink, _INFO) if part is not None else {}).items():
             if who == COMMON and key in names:
-                last.setdefault(names[key], {}).update(mapping(value, env, "step()", _INFO))
+                last.setdefault(names[key], {}).update(infos_in(value, sink, _INFO))
             else:
                 last.setdefault(who, {})[key] = value
     return EndAndBegin(observations, {who: info for who, info in last.items() if info} or None, rest)
@@ -389,7 +480,6 @@ class Adapter(MultiAgentEnv):
     _declaration: ClassVar[str] = "{}_spaces = {{agent: space, …}}"  # how a user's env declares its spaces
     is_lenient = False  # rewards and flags may be arrays of one element, and flags 0 or 1
     copies_attributes = False  # copies of the env's attributes are its state, if it has no ``get_state()``
-    _flag_names: ClassVar[tuple[str, str]] = ("termination", "truncation")
 
     def __init__(
         self,
@@ -401,6 +491,8 @@ class Adapter(MultiAgentEnv):
         self.env = env
         self.metadata = _plain_metadata(getattr(env, "metadata", None))
         self.name = _name_of(env, self.metadata)
+        # Where broken rules are reported; `check_env` sets others.
+        self.at_reset, self.at_step = Sink(self.name, "reset()"), Sink(self.name, "step()")
         self.ids: tuple[AgentId, ...] = tuple(ids)
         self.agents = tuple(str(agent) for agent in self.ids)
         self._info_keys: tuple[str, ...] = self.agents  # keys of the agents' own infos in an `Info`
@@ -472,31 +564,43 @@ class Adapter(MultiAgentEnv):
         """Restore the result of `_agents_now`; the user's env was restored before."""
         self._status = one_each(now["status"], len(self.ids), f"{self.name}: status")
 
-    def _call_reset(self, seed: int | None, options: dict[str, Any] | None) -> Any:
+    def takes(self, keyword: str) -> bool:
+        """Return whether the env's ``reset`` takes an argument of this name."""
+        return self._reset_takes is None or keyword in self._reset_takes
+
+    def call_reset(self, seed: int | None, options: dict[str, Any] | None) -> Any:
         """Call the env's ``reset`` with the arguments that it accepts; raise if a given one would be dropped."""
         kwargs: dict[str, Any] = {}
-        takes = self._reset_takes
-        if takes is None or "seed" in takes:
+        if self.takes("seed"):
             kwargs["seed"] = seed
         elif seed is not None:
             reseed = getattr(self.env, "seed", None)
             if not callable(reseed):
-                contract_error(
-                    self.name, "reset()", "it takes no seed and has no seed() method; expected reset(seed=...)"
-                )
+                change = "write reset(self, seed=None, options=None)"
+                got = f"{sorted(self._reset_takes or ())}: it takes no seed, and there is no seed() method"
+                self.at_reset.fault("results", "the signature", "an argument 'seed'", got, change)
             reseed(seed)
-        if takes is None or "options" in takes:
+        if self.takes("options"):
             # A copy for each env: an env that changes its options must not change another env's, or the caller's.
             kwargs["options"] = None if options is None else deepcopy(options)
         elif options is not None:
-            contract_error(self.name, "reset()", f"expected no options, since it takes none, got {options!r}")
+            self.at_reset.fault("results", "options", "no options, since it takes none", repr(options))
         result = self.env.reset(**kwargs)
-        self._check_spaces()
+        if not self.at_reset.collects:  # check_env looks more closely
+            self._check_spaces()
         return result
 
     @abstractmethod
     def space_of(self, kind: str, agent: AgentId) -> Any:
         """Return one agent's ``"observation"`` or ``"action"`` space from the env, including its mask."""
+
+    def space_call(self, kind: str, agent: AgentId) -> str:
+        """Return the call by which a user reads a space, for messages."""
+        return f"{kind}_space({agent!r})"
+
+    def path_of_observation(self, a: int) -> str:
+        """Return where the observation of agent number ``a`` is in what the env returns for it."""
+        return "observation" if self._bare[a] else ""
 
     def _check_spaces(self) -> None:
         """Raise if the env's spaces have changed since the buffers and policies were made."""
@@ -514,28 +618,24 @@ class Adapter(MultiAgentEnv):
                 )
 
     def _reward(self, value: Any, agent: AgentId, vector_hint: str = "") -> float:
-        return (
-            value if type(value) is float else as_reward(value, self.name, agent, vector_hint, lenient=self.is_lenient)
-        )
+        if type(value) is float:
+            return value
+        return as_reward(value, self.at_step, agent, vector_hint, lenient=self.is_lenient)
 
     def _flag(self, value: Any, agent: AgentId, what: str, several_hint: str = "") -> bool:
         if value is True or value is False:
             return value is True
-        return as_flag(value, self.name, agent, what, several_hint, lenient=self.is_lenient)
+        return as_flag(value, self.at_step, agent, what, several_hint, lenient=self.is_lenient)
 
     def _flags_in(self, agent: AgentId, ends: Mapping[Any, Any], cuts: Mapping[Any, Any]) -> tuple[bool, bool]:
         """Return an agent's two flags; False if a dict has none for it."""
         return (
-            agent in ends and self._flag(ends[agent], agent, self._flag_names[0]),
-            agent in cuts and self._flag(cuts[agent], agent, self._flag_names[1]),
+            agent in ends and self._flag(ends[agent], agent, "termination"),
+            agent in cuts and self._flag(cuts[agent], agent, "truncation"),
         )
 
-    def _infos_by_agent(self, infos: Mapping[Any, Any]) -> Info | None:
-        return infos_by_agent(infos, self._index, self.agents, self.name)
-
-    def _listed(self, agents: Any, call: str) -> frozenset[AgentId]:
-        refuse_unknown(agents, self._index, self.name, call, "env.agents")
-        return frozenset(agents)
+    def _infos_by_agent(self, infos: Mapping[Any, Any], sink: Sink) -> Info | None:
+        return infos_by_agent(infos, self._index, self.agents, sink)
 
     def _observe(self, slot: Slot, a: int, value: Any, acting: bool) -> None:
         """Write agent number ``a``'s observation, and its mask if it has one; if not acting, the mask allows all."""
@@ -550,7 +650,8 @@ class Adapter(MultiAgentEnv):
 
     def _join(self, slot: Slot, a: int, obs: Any) -> None:
         """Write agent number ``a``'s first observation; it is alive and acting now."""
-        self._observe(slot, a, obs, True)
+        if obs is not MISSING:
+            self._observe(slot, a, obs, True)
         slot.alive[a] = slot.acting[a] = True
         self._status[a] = LIVE
 
@@ -577,19 +678,14 @@ class Adapter(MultiAgentEnv):
     def _without_mask(self, a: int, value: Any) -> Any:
         if self.mask_sizes[a] is None:
             return value
+        subject = f"observation of agent {self.ids[a]!r}"
         if not isinstance(value, Mapping) or "action_mask" not in value:
             got = f"keys {sorted(map(str, value))}" if isinstance(value, Mapping) else type(value).__name__
-            contract_error(
-                self.name, "observation", f"of agent {self.ids[a]!r}: expected a dict with an 'action_mask', got {got}"
-            )
+            self.at_step.fault("observations", subject, "a dict with an 'action_mask'", got)
         if self._bare[a]:
             if len(value) != 2 or "observation" not in value:
                 got = f"{sorted(map(str, value))}"
-                contract_error(
-                    self.name,
-                    "observation",
-                    f"of agent {self.ids[a]!r}: expected keys ['action_mask', 'observation'], got {got}",
-                )
+                self.at_step.fault("observations", subject, "keys ['action_mask', 'observation']", got)
             return value["observation"]
         return {key: part for key, part in value.items() if key != "action_mask"}
 
@@ -631,9 +727,9 @@ class Adapter(MultiAgentEnv):
         """
         flags = zip(slot.terminated, slot.truncated, strict=True)
         places = {self._info_keys[a]: a for a, flag in enumerate(flags) if any(flag)}
-        finals = take_finals(new_infos, {who: self.ids[a] for who, a in places.items()}, self.name)
-        for who, a in places.items():
-            slot.write_final(a, self._without_mask(a, finals.observations[who]))
+        finals = take_finals(new_infos, {who: self.ids[a] for who, a in places.items()}, self.at_step)
+        for who, observation in finals.observations.items():
+            slot.write_final(places[who], self._without_mask(places[who], observation))
         for a in range(len(self.ids)):
             slot.zero_obs(a)
             slot.clear_mask(a)
@@ -652,15 +748,14 @@ class DictAdapter(Adapter):
 
     def reset(self, slot: Slot, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Info | None:
         """Begin an episode with the agents that the env observes. An old env returns the observations alone."""
-        result = self._call_reset(seed, options)
-        obs, infos = result if isinstance(result, tuple) and len(result) == 2 else (result, {})
-        obs = mapping(obs, self.name, "reset()", "observations")
-        infos = mapping(infos, self.name, "reset()", "infos")
-        self._begin(slot, obs, "reset()")
-        return self._take_masks(slot, self._infos_by_agent(infos))
+        result, sink = self.call_reset(seed, options), self.at_reset
+        obs, infos = two_values(result, sink)
+        infos = infos_in(infos, sink, "infos")
+        self._begin(slot, mapping(obs, sink, "observations"), sink)
+        return self._take_masks(slot, self._infos_by_agent(infos, sink))
 
     @abstractmethod
-    def _begin(self, slot: Slot, obs: Mapping[Any, Any], call: str) -> None:
+    def _begin(self, slot: Slot, obs: Mapping[Any, Any], sink: Sink) -> None:
         pass
 
 

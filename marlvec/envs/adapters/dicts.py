@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -15,9 +15,11 @@ from marlvec.envs.adapters.base import (
     NOT_JOINED,
     AgentId,
     DictAdapter,
+    Sink,
     agent_ids,
     contract_error,
     five_dicts,
+    live_agents,
     missing_hint,
     names_of,
     refuse_unknown,
@@ -28,9 +30,17 @@ from marlvec.errors import ContractError
 
 _FLOATS = frozenset({"e", "f", "d", "g"})  # formats of numpy's floats in a memoryview
 _VECTOR_HINT = (
-    "If it is one number per objective, combine them: momaland.utils.parallel_wrappers.LinearizeReward(env, weights)"
+    "if it is one number per objective, combine them: momaland.utils.parallel_wrappers.LinearizeReward(env, weights)"
 )
-_LEFT_HINT = "make(…, lenient=True) treats this as a truncation"
+_LEFT_HINT = (
+    "set its termination or truncation in the step that takes it out of env.agents; make(…, lenient=True) treats this "
+    "as a truncation"
+)
+_LEAVE_HINT = (
+    "leave those that have ended out of env.agents: self.agents = [agent for agent in self.agents if not "
+    "(terminations[agent] or truncations[agent])]"
+)
+_TABLES = ("observations", "rewards", "terminations", "truncations")
 _SCALARS = frozenset({float, int, np.float64, np.float32})  # rewards of other classes leave the fast path
 
 
@@ -68,20 +78,22 @@ class ParallelAdapter(DictAdapter):
         self._expected = None
         return super().reset(slot, seed=seed, options=options)
 
-    def _begin(self, slot: Slot, obs: Mapping[Any, Any], call: str) -> None:
-        refuse_unknown(obs, self._index, self.name, call, "observations")
-        listed = self._present(call)
+    def _begin(self, slot: Slot, obs: Mapping[Any, Any], sink: Sink) -> None:
+        refuse_unknown(obs, self._index, sink, "observations")
+        listed = self._present(sink)
         for a, agent in enumerate(self.ids):
             here = agent in listed
             if here is not (agent in obs):
-                problem = "but got no observation" if here else "yet got an observation"
-                where = "in env.agents" if here else "not in env.agents"
-                contract_error(self.name, call, f"agent {agent!r} is {where} {problem}")
+                expected = (
+                    f"{'one' if here else 'none'} of agent {agent!r}, which is {'' if here else 'not '}in env.agents"
+                )
+                sink.report("keys", "observations", expected, "no observation" if here else "one", kind="observations")
             self._status[a] = NOT_JOINED
             if here:
-                self._join(slot, a, obs[agent])
+                self._join(slot, a, obs.get(agent, MISSING))
         if not listed:
-            contract_error(self.name, call, "env.agents is empty after a reset: expected at least one live agent")
+            change = "set self.agents = self.possible_agents[:] in reset()"
+            sink.fault("agents", "env.agents", "at least one live agent", "none", change)
         self._note_live_agents(slot)
 
     def step(self, slot: Slot) -> Info | None:
@@ -125,7 +137,7 @@ class ParallelAdapter(DictAdapter):
             if self.env.agents == expected:
                 if not any(infos.values()) and not slot.gave_mask[0]:  # else masks of the last step must be cleared
                     return None
-                return self._take_masks(slot, self._infos_by_agent(infos))
+                return self._take_masks(slot, self._infos_by_agent(infos, self.at_step))
         except (ContractError, KeyError, TypeError, ValueError, AttributeError, OverflowError):
             pass
         return self._read_carefully(slot, result)
@@ -140,47 +152,57 @@ class ParallelAdapter(DictAdapter):
 
     def _read_carefully(self, slot: Slot, result: Any) -> Info | None:
         """Check the result of a step, in all cases, and write it into the slot."""
-        name, index, status = self.name, self._index, self._status
-        words = ("terminations", "truncations")
-        obs, rewards, terminations, truncations, infos = five_dicts(result, name, words)
-        tables = {"observations": obs, "rewards": rewards, "terminations": terminations, "truncations": truncations}
+        status, sink = self._status, self.at_step
+        obs, rewards, terminations, truncations, infos = five_dicts(result, sink, _TABLES)
+        tables = dict(zip(_TABLES, (obs, rewards, terminations, truncations), strict=True))
         for what, table in tables.items():
-            refuse_unknown(table, index, name, "step()", what)
-        new_infos = self._infos_by_agent(infos)
+            refuse_unknown(table, self._index, sink, what)
+        new_infos = self._infos_by_agent(infos, sink)
         if self.resets_itself and self._live:
             ends = [self._flags_in(agent, terminations, truncations) for _, agent in self._live]
             if all(map(any, ends)):
                 return self._read_self_reset(slot, obs, rewards, ends, new_infos)
-        listed = self._present("step()")
+        listed = self._present(sink)
         for a, agent in enumerate(self.ids):
-            given = (agent in obs) + (agent in rewards) + (agent in terminations) + (agent in truncations)
             if status[a] == ENDED:
-                if given:
-                    where = [what for what, table in tables.items() if agent in table]
-                    contract_error(name, "step()", f"agent {agent!r} has ended and cannot come back, yet is in {where}")
+                self._expect_nothing(agent, tables, listed)
                 continue
-            if status[a] == NOT_JOINED and not given and agent not in listed:
+            given = (agent in obs) + (agent in rewards) + (agent in terminations) + (agent in truncations)
+            was_live = status[a] == LIVE
+            if not (was_live or given or agent in listed):
                 continue
             ended, cut = self._flags_in(agent, terminations, truncations)
-            left = status[a] == LIVE and agent not in listed and not (ended or cut)
-            if left and self.is_lenient:
+            left = was_live and agent not in listed and not (ended or cut)
+            if left:
+                if not self.is_lenient:
+                    expected = f"agent {agent!r}, whose flags are False"
+                    sink.report("life", "env.agents", expected, "it has left", _LEFT_HINT)
                 cut = True
-            elif agent not in obs or (status[a] == LIVE and given < len(tables)):
-                where = [what for what, table in tables.items() if agent not in table]
-                hint = f", and not in env.agents. {_LEFT_HINT}" if left else ""
-                contract_error(name, "step()", f"live agent {agent!r} is missing from {where}{hint}")
+            elif given < len(tables):
+                for what, table in tables.items() if was_live else (("observations", obs),):
+                    if agent not in table:
+                        sink.report("keys", what, f"one of the live agent {agent!r}", "none: it is missing", kind=what)
             here = not (ended or cut)
             if here and agent not in listed:
-                what, hint = ("left env.agents", f". {_LEFT_HINT}") if left else ("got data", "")
-                contract_error(
-                    name, "step()", f"agent {agent!r} {what} without being in env.agents, terminated or truncated{hint}"
-                )
-            seen = obs.get(agent, MISSING)
+                sink.report("life", "env.agents", f"agent {agent!r}, which got data", "none: it is missing")
+            elif agent in listed and not here:
+                expected = f"agent {agent!r}, which has ended, to leave it"
+                sink.remark("life", "env.agents", expected, "it still there", _LEAVE_HINT)
             reward = self._reward(rewards[agent], agent, _VECTOR_HINT) if agent in rewards else 0.0
-            self._record(slot, a, seen, reward, ended, cut)
+            self._record(slot, a, obs.get(agent, MISSING), reward, ended, cut)
         self._note_live_agents(slot)
         slot.done = not self._live
         return self._take_masks(slot, new_infos)
+
+    def _expect_nothing(self, agent: AgentId, tables: Mapping[str, Mapping[Any, Any]], listed: Set[AgentId]) -> None:
+        """Check that an agent that has ended is in no table."""
+        for what, table in tables.items():
+            if agent in table:
+                expected = f"nothing of agent {agent!r}, which has ended and cannot come back"
+                self.at_step.report("life", what, expected, "data")
+        if agent in listed:
+            expected = f"no agent {agent!r}, which has ended and cannot come back"
+            self.at_step.remark("life", "env.agents", expected, "it again")
 
     def _read_self_reset(
         self,
@@ -193,17 +215,16 @@ class ParallelAdapter(DictAdapter):
         """Write a step in which an env that resets itself ended an episode and began the next."""
         for (a, agent), flags in zip(self._live, ends, strict=True):
             if agent not in rewards:
-                contract_error(self.name, "step()", f"live agent {agent!r} is missing from rewards")
-            self._record(slot, a, MISSING, self._reward(rewards[agent], agent, _VECTOR_HINT), *flags)
+                expected = f"one of the live agent {agent!r}"
+                self.at_step.report("keys", "rewards", expected, "none: it is missing", kind="rewards")
+            reward = self._reward(rewards[agent], agent, _VECTOR_HINT) if agent in rewards else 0.0
+            self._record(slot, a, MISSING, reward, *flags)
         new_infos = self._end_and_begin(slot, new_infos)
-        self._begin(slot, obs, "step()")
+        self._begin(slot, obs, self.at_step)
         return self._take_masks(slot, new_infos)
 
-    def _present(self, call: str) -> frozenset[AgentId]:
-        agents = getattr(self.env, "agents", None)
-        if agents is None:
-            contract_error(self.name, call, "it has no `agents`: expected the list of live agents")
-        return self._listed(agents, call)
+    def _present(self, sink: Sink) -> frozenset[AgentId]:
+        return live_agents(getattr(self.env, "agents", None), self._index, sink)
 
     def _note_live_agents(self, slot: Slot) -> None:
         """Note which agents are live now, and prepare the fast path if possible."""
@@ -214,7 +235,7 @@ class ParallelAdapter(DictAdapter):
             rows = zip(slot.fast_rows, self.mask_sizes, strict=True)
             self._rows = [row if size is None else None for row, size in rows]
         agents = self.env.agents
-        plain = isinstance(agents, list) and len(agents) == len(self._live)
+        plain = isinstance(agents, list) and len(agents) == len(self._live) and not self.at_step.collects
         self._expected = agents[:] if plain else None
         self._cells = tuple((a, agent, self._rows[a]) for a, agent in self._live) if plain else ()
 
@@ -280,6 +301,12 @@ def space_of(env: Any, kind: str, agent: AgentId, agents: Iterable[AgentId]) -> 
 ALL = "__all__"
 """Key of an RLlib-style env's flags for the whole episode."""
 
+_ALL_HINT = (
+    f"set terminateds[{ALL!r}] in every step: True when the episode of an RLlib-style env is over. If this is a "
+    f"PettingZoo Parallel env, derive it from pettingzoo.ParallelEnv, or wrap it in ParallelAdapter yourself"
+)
+_RLLIB_TABLES = ("observations", "rewards", "terminateds", "truncateds")
+
 
 class RLlibAdapter(DictAdapter):
     """An RLlib-style env: the agents in the observations act next.
@@ -295,8 +322,6 @@ class RLlibAdapter(DictAdapter):
     supported, too: ``step`` may return 4 dicts with one of dones, and ``reset`` observations alone.
     """
 
-    _flag_names = ("terminateds", "truncateds")
-
     def __init__(self, env: Any) -> None:
         agents = _agents(env)
         super().__init__(
@@ -308,10 +333,10 @@ class RLlibAdapter(DictAdapter):
         self._has_flags = {**self._index, ALL: -1}
         self._acting: tuple[int, ...] = ()
 
-    def _begin(self, slot: Slot, obs: Mapping[Any, Any], call: str) -> None:
-        refuse_unknown(obs, self._index, self.name, call, "observations")
+    def _begin(self, slot: Slot, obs: Mapping[Any, Any], sink: Sink) -> None:
+        refuse_unknown(obs, self._index, sink, "observations")
         if not obs:
-            contract_error(self.name, call, "no observations: expected at least one agent in an episode")
+            sink.fault("agents", "observations", "at least one agent's", "none", "observe who is to act first")
         self._status = [NOT_JOINED] * len(self.ids)
         for a, agent in enumerate(self.ids):
             if agent in obs:
@@ -321,19 +346,21 @@ class RLlibAdapter(DictAdapter):
     def step(self, slot: Slot) -> Info | None:
         actions = slot.read_actions()
         result = self.env.step({self.ids[a]: actions[a] for a in self._acting})
-        name = self.name
-        obs, rewards, terminateds, truncateds, infos = five_dicts(result, name, self._flag_names)
+        sink = self.at_step
+        obs, rewards, terminateds, truncateds, infos = five_dicts(result, sink, _RLLIB_TABLES)
         if ALL not in terminateds:
-            _no_all(name, "dones" if len(result) == 4 else "terminateds")
+            got = f"{sorted(map(str, terminateds))}"
+            kind = "dones" if len(result) == 4 else "terminateds"
+            sink.report("keys", kind, f"a flag of {ALL!r}", got, _ALL_HINT, breaks=True)
         over = (
-            self._flag(terminateds[ALL], ALL, "terminateds"),
-            self._flag(truncateds.get(ALL, False), ALL, "truncateds"),
+            self._flag(terminateds.get(ALL, False), ALL, "termination"),
+            self._flag(truncateds.get(ALL, False), ALL, "truncation"),
         )
-        refuse_unknown(obs, self._index, name, "step()", "observations")
-        refuse_unknown(rewards, self._index, name, "step()", "rewards")
-        refuse_unknown(terminateds, self._has_flags, name, "step()", "terminateds")
-        refuse_unknown(truncateds, self._has_flags, name, "step()", "truncateds")
-        new_infos = self._infos_by_agent(infos)
+        refuse_unknown(obs, self._index, sink, "observations")
+        refuse_unknown(rewards, self._index, sink, "rewards")
+        refuse_unknown(terminateds, self._has_flags, sink, "terminateds")
+        refuse_unknown(truncateds, self._has_flags, sink, "truncateds")
+        new_infos = self._infos_by_agent(infos, sink)
         # If an env resets itself, its observations at an end belong to the next episode.
         last = self.resets_itself and (any(over) or self._all_flagged(terminateds, truncateds))
         seen: Mapping[Any, Any] = {} if last else obs
@@ -342,7 +369,7 @@ class RLlibAdapter(DictAdapter):
         )
         if last:
             new_infos = self._end_and_begin(slot, new_infos)
-            self._begin(slot, obs, "step()")
+            self._begin(slot, obs, sink)
         else:
             slot.done = any(over) or all(status == ENDED for status in self._status)
         return self._take_masks(slot, new_infos)
@@ -364,6 +391,9 @@ class RLlibAdapter(DictAdapter):
     def space_of(self, kind: str, agent: AgentId) -> Any:
         return _space(self.env, kind, agent)
 
+    def space_call(self, kind: str, agent: AgentId) -> str:
+        return f"{kind}_space of agent {agent!r}"
+
     def _all_flagged(self, terminateds: Mapping[Any, Any], truncateds: Mapping[Any, Any]) -> bool:
         return all(
             status == ENDED or any(self._flags_in(agent, terminateds, truncateds))
@@ -381,32 +411,25 @@ class RLlibAdapter(DictAdapter):
         over: tuple[bool, bool],
     ) -> bool:
         """Write the results of a step for one agent; return whether it acts next."""
-        agent, name = self.ids[a], self.name
+        agent, sink = self.ids[a], self.at_step
         ended, cut = self._flags_in(agent, terminateds, truncateds)
         reward = self._reward(rewards[agent], agent) if agent in rewards else 0.0
         if self._status[a] == ENDED:
             # Such envs often repeat flags of ended agents, which is harmless; data for them is an error.
             if agent in obs or reward != 0.0:
-                contract_error(name, "step()", f"agent {agent!r} has ended and cannot come back, yet it got data")
+                expected = "no data, for it has ended and cannot come back"
+                sink.report("life", f"agent {agent!r}", expected, "an observation or a reward")
             return False
         if self._status[a] == NOT_JOINED and agent not in obs:
-            if ended or cut or reward != 0.0:
-                contract_error(name, "step()", f"agent {agent!r} got a reward or flag before its first observation")
+            if ended or cut or agent in rewards:
+                tell = sink.report if ended or cut or reward != 0.0 else sink.remark
+                change = "give an agent's first observation before, or with, its first reward"
+                tell("life", f"agent {agent!r}", "nothing before its first observation", "a reward or flag", change)
             return False
         if not (ended or cut):
             # "__all__" ends all agents without a flag of their own.
             ended, cut = over
         return self._record(slot, a, obs.get(agent, MISSING), reward, ended, cut, agent in obs)
-
-
-def _no_all(env: str, what: str) -> None:
-    contract_error(
-        env,
-        "step()",
-        f"{what} have no {ALL!r}: expected this key, which is True when the episode of an RLlib-style env is over. "
-        f"If this is a PettingZoo Parallel env, derive it from pettingzoo.ParallelEnv, or wrap it in ParallelAdapter "
-        f"yourself",
-    )
 
 
 def _look_up(env: Any, attribute: str) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from gymnasium.spaces import Box, Dict, Discrete, Tuple
@@ -15,11 +15,13 @@ from marlvec.envs.adapters.base import (
     OBSERVATION_KEYS,
     Adapter,
     AgentId,
+    Sink,
     common_info,
-    contract_error,
     five_values,
+    infos_in,
     only_element,
     refuse_unknown,
+    remark_old_reset,
 )
 from marlvec.envs.env import Slot
 from marlvec.envs.spec import COMMON, Info
@@ -27,6 +29,7 @@ from marlvec.envs.user_env import wrapper_chain
 from marlvec.errors import ArgumentError, ContractError
 from marlvec.spaces import SpaceTree
 from marlvec.spaces.action_masks import read_mask
+from marlvec.spaces.equality import short
 
 AGENT = "agent_0"
 """Name of the only agent of a Gymnasium env."""
@@ -35,7 +38,7 @@ AGENT = "agent_0"
 PLAIN_REWARDS: frozenset[Any] = frozenset({float, np.float64})
 """Classes of rewards that need no check."""
 
-_VECTOR_HINT = "If it is one number per objective, combine them: mo_gymnasium.wrappers.LinearReward(env, weight=…)"
+_VECTOR_HINT = "if it is one number per objective, combine them: mo_gymnasium.wrappers.LinearReward(env, weight=…)"
 
 
 class GymnasiumAdapter(Adapter):
@@ -53,10 +56,14 @@ class GymnasiumAdapter(Adapter):
         space = self.env.observation_space
         joint = joint_keys(space, self.env.action_space)
         form = "tuple" if isinstance(space, Tuple) else "dict"
+        self._agent_num = len(joint or ())  # if it is an env of several agents
         self._flags_hint = (
-            f"If it is one per agent, as the spaces seem to be: make(…, agents={form!r})" if joint else ""
+            f"if it is one per agent, as the spaces seem to be: make(…, agents={form!r}), or marlvec.envs.adapt(env, "
+            f"agents={form!r}); an env whose self.n_agents is their number is taken for one of several"
+            if joint
+            else ""
         )
-        self._vector_hint = ". ".join(filter(None, (self._flags_hint, _VECTOR_HINT)))
+        self._vector_hint = "; ".join(filter(None, (self._flags_hint, _VECTOR_HINT)))
         self._info_keys = (COMMON,)
         self._pair = pair_tree(space)
         self._slot: Slot | None = None  # the slot that `_read_actions` reads
@@ -70,9 +77,9 @@ class GymnasiumAdapter(Adapter):
     def reset(self, slot: Slot, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Info | None:
         if slot is not self._slot:
             self._bind(slot)
-        obs, info = split_reset(self._call_reset(seed, options), self._pair, _is_dict)
+        obs, info = split_reset(self.call_reset(seed, options), self._pair, _is_one_info, self.at_reset)
         self._join(slot, 0, obs)
-        return self._take_masks(slot, common_info(info, self.name) if info else None)
+        return self._take_masks(slot, common_info(infos_in(info, self.at_reset, "info"), self.at_reset))
 
     def _check_spaces(self) -> None:
         (_, _, space), (_, _, action_space) = self._declared
@@ -86,6 +93,9 @@ class GymnasiumAdapter(Adapter):
     def space_of(self, kind: str, agent: AgentId) -> Any:
         return self.env.observation_space if kind == "observation" else self.env.action_space
 
+    def space_call(self, kind: str, agent: AgentId) -> str:
+        return f"{kind}_space"
+
     def step(self, slot: Slot) -> Info | None:
         if slot is not self._slot:
             self._bind(slot)
@@ -93,21 +103,18 @@ class GymnasiumAdapter(Adapter):
 
     def read_step(self, slot: Slot, result: Any) -> Info | None:
         """Check the result of the env's ``step``, and write it into the slot; return infos, or None if empty."""
-        name = self.name
-        obs, reward, terminated, truncated, info = five_values(result, name)
+        obs, reward, terminated, truncated, info = five_values(result, self.at_step)
         ended = (
             terminated
             if terminated.__class__ is bool
-            else self._flag(terminated, AGENT, "terminated", self._flags_hint)
+            else self._flag(terminated, AGENT, "termination", self._flags_hint)
         )
-        cut = truncated if truncated.__class__ is bool else self._flag(truncated, AGENT, "truncated", self._flags_hint)
+        cut = truncated if truncated.__class__ is bool else self._flag(truncated, AGENT, "truncation", self._flags_hint)
         slot.reward[0] = reward if reward.__class__ in PLAIN_REWARDS else self._reward(reward, AGENT, self._vector_hint)
         over = ended or cut
         new_infos = None
         if info.__class__ is not dict or info:
-            if not isinstance(info, Mapping):
-                contract_error(name, "step()", f"info: expected a dict, got {type(info).__name__}")
-            new_infos = common_info(info, name)
+            new_infos = common_info(infos_in(info, self.at_step, "info"), self.at_step)
         if over:
             slot.terminated[0] = ended
             slot.truncated[0] = cut
@@ -119,13 +126,20 @@ class GymnasiumAdapter(Adapter):
         self._observe(slot, 0, obs, not over)
         return self._take_masks(slot, new_infos)
 
+    def _reward(self, value: Any, agent: AgentId, vector_hint: str = "") -> float:
+        if self._agent_num and isinstance(value, (list, tuple, np.ndarray)) and len(value) == self._agent_num:
+            expected = "a real number, as of an env of one agent"
+            self.at_step.fault("form", "the reward", expected, short(value), vector_hint)
+        return super()._reward(value, agent, vector_hint)
+
     def _bind(self, slot: Slot) -> None:
         self._slot = slot
         self._read_actions = slot.fast_actions or slot.read_actions
 
 
-def _is_dict(value: Any) -> bool:
-    return value.__class__ is dict or isinstance(value, Mapping)  # the first test is faster, and nearly always enough
+def _is_one_info(value: Any) -> bool:
+    # The first test is faster, and nearly always enough. None is no observation, but an info that is refused.
+    return value.__class__ is dict or value is None or isinstance(value, Mapping)
 
 
 def joint_keys(observation: Any, action: Any) -> list[Any] | None:
@@ -145,26 +159,29 @@ def pair_tree(space: Any) -> SpaceTree | None:
     return SpaceTree(space) if is_pair else None
 
 
-def split_reset(result: Any, pair: SpaceTree | None, is_info: Callable[[Any], bool]) -> tuple[Any, Any]:
-    """Split the result of a reset into observation, and info or None; old envs return the observation alone.
+def split_reset(result: Any, pair: SpaceTree | None, is_info: Callable[[Any], bool], sink: Sink) -> tuple[Any, Any]:
+    """Split the result of a reset into observation and info; old envs return the observation alone.
 
     `pair` is the `pair_tree` of the observation space; `is_info` returns whether an object can be an info.
     """
-    if not isinstance(result, tuple) or len(result) != 2 or not is_info(result[1]):
-        return result, None
-    if pair is not None:
+    if isinstance(result, tuple) and len(result) == 2 and is_info(result[1]):
+        if pair is None:
+            return result
         try:
             pair.flatten(result[0])  # checks dicts and tuples only, not values
         except ContractError:
-            return result, None
-    return result
+            pass
+        else:
+            return result
+    remark_old_reset(result, sink)
+    return result, {}
 
 
 AGENTS = ("auto", "tuple", "dict", "single")
 """Values of ``agents`` in `marlvec.make`."""
 
 _COUNTS = ("n_agents", "num_agents")
-_TEAM_HINT = "Expected one number for the team, or one for each agent"
+_TEAM_HINT = "return one number for the team, or one for each agent"
 MASKS = ("action_mask", "avail_actions")  # the second is SMAC's name
 """Keys of the common info that may have a mask for each agent."""
 
@@ -195,12 +212,12 @@ class JointAdapter(Adapter):
         self._pair = pair_tree(joint[0])
 
     def reset(self, slot: Slot, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Info | None:
-        obs, info = self.split_reset(self._call_reset(seed, options))
-        self._begin(slot, obs, "reset()")
-        return self._take_masks(slot, self._by_agent(slot, info))
+        obs, info = split_reset(self.call_reset(seed, options), self._pair, _is_info, self.at_reset)
+        self._begin(slot, obs, self.at_reset)
+        return self._take_masks(slot, self._by_agent(slot, info, self.at_reset))
 
-    def _begin(self, slot: Slot, obs: Any, call: str) -> None:
-        entries = self._observations(obs, call, everyone=True)
+    def _begin(self, slot: Slot, obs: Any, sink: Sink) -> None:
+        entries = self._observations(obs, sink, everyone=True)
         for a in range(len(self.ids)):
             self._join(slot, a, entries[a])
 
@@ -212,16 +229,16 @@ class JointAdapter(Adapter):
             else:
                 actions[a] = self.idle_action(a)
         result = self.env.step(self.join(actions))
-        obs, rewards, terminated, truncated, info = five_values(result, self.name)
+        obs, rewards, terminated, truncated, info = five_values(result, self.at_step)
         self._write_rewards(slot, rewards)
         if terminated is not False or truncated is not False:
             self._write_flags(slot, terminated, truncated)
-        new_infos = self._by_agent(slot, info)
+        new_infos = self._by_agent(slot, info, self.at_step)
         if self.resets_itself and all(slot.terminated[a] or slot.truncated[a] for a in live):
             new_infos = self._end_and_begin(slot, new_infos)
-            self._begin(slot, obs, "step()")
+            self._begin(slot, obs, self.at_step)
             return self._take_masks(slot, new_infos)
-        entries = self._observations(obs, "step()", everyone=False)
+        entries = self._observations(obs, self.at_step, everyone=False)
         for a in live:
             stays = not (slot.terminated[a] or slot.truncated[a])
             self._observe(slot, a, entries[a], stays)
@@ -234,6 +251,9 @@ class JointAdapter(Adapter):
     def space_of(self, kind: str, agent: AgentId) -> Any:
         joint = self.env.observation_space if kind == "observation" else self.env.action_space
         return joint.spaces[self.keys[self._index[agent]]]
+
+    def space_call(self, kind: str, agent: AgentId) -> str:
+        return f"{kind}_space[{self.keys[self._index[agent]]!r}]"
 
     def join(self, actions: Sequence[Any]) -> tuple[Any, ...] | dict[Any, Any]:
         """Join one action per agent to an action of the env. It is a tuple, not a list: some envs require that."""
@@ -257,18 +277,19 @@ class JointAdapter(Adapter):
         return deepcopy(self._idle_actions[a])
 
     def _write_rewards(self, slot: Slot, rewards: Any) -> None:
-        entries = self._entries(rewards, "rewards", "step()")
+        entries = self._entries(rewards, "rewards", self.at_step)
         for a, agent in enumerate(self.ids):
             value = rewards if entries is None else entries[a]
             if self._status[a] == LIVE:
                 slot.reward[a] = value if value.__class__ in PLAIN_REWARDS else self._reward(value, agent, _TEAM_HINT)
             elif entries is not None and value is not None and self._reward(value, agent) != 0.0:
-                contract_error(self.name, "step()", f"agent {agent!r} has ended and gets a reward, {value!r}")
+                change = "give 0 as the reward of an agent that has ended"
+                self.at_step.report("life", f"reward of agent {agent!r}", "0, for it has ended", f"{value!r}", change)
 
     def _write_flags(self, slot: Slot, terminated: Any, truncated: Any) -> None:
         ended, cut = (
-            (value, self._entries(value, what, "step()"), what)
-            for value, what in ((terminated, "terminated"), (truncated, "truncated"))
+            (value, self._entries(value, f"{what}s", self.at_step), what)
+            for value, what in ((terminated, "termination"), (truncated, "truncation"))
         )
         for a, agent in enumerate(self.ids):
             if self._status[a] == LIVE:
@@ -277,48 +298,49 @@ class JointAdapter(Adapter):
                     for value, entries, what in (ended, cut)
                 )
 
-    def _observations(self, obs: Any, call: str, *, everyone: bool) -> Sequence[Any]:
-        entries = self._entries(obs, "observations", call, everyone=everyone)
+    def _observations(self, obs: Any, sink: Sink, *, everyone: bool) -> Sequence[Any]:
+        entries = self._entries(obs, "observations", sink, everyone=everyone)
         if entries is None:
-            got = type(obs).__name__
-            contract_error(self.name, call, f"observations: expected one per agent, {len(self.ids)} in all, got {got}")
+            self._refuse_entries("observations", type(obs).__name__, sink)
         return entries
 
-    def _entries(self, value: Any, what: str, call: str, *, everyone: bool = False) -> Sequence[Any] | None:
+    def _entries(self, value: Any, what: str, sink: Sink, *, everyone: bool = False) -> Sequence[Any] | None:
         """Return one entry per agent, in order of the agent axis; None if ``value`` is one value for all.
 
         In a dict, entries of agents that have ended may be missing; they are None.
         """
         if isinstance(value, Mapping):
-            refuse_unknown(value, self._index, self.name, call, what)
+            refuse_unknown(value, self._index, sink, what)
             needed = [agent for a, agent in enumerate(self.ids) if everyone or self._status[a] == LIVE]
             if missing := [agent for agent in needed if agent not in value]:
-                contract_error(self.name, call, f"{what}: expected one for each agent, got none for {missing}")
+                sink.fault("keys", what, "one for each agent", f"none for {missing}", kind=what)
             return [value.get(agent) for agent in self.ids]
         if not isinstance(value, (list, tuple)) and not (isinstance(value, np.ndarray) and value.ndim):
             return None
         if self.is_lenient and len(value) == 1 < len(self.ids) and only_element(value) is not None:
             return None
         if len(value) != len(self.ids):
-            contract_error(self.name, call, f"{what}: expected one per agent, {len(self.ids)} in all, got {len(value)}")
+            self._refuse_entries(what, str(len(value)), sink)
         return value  # type: ignore[return-value]  # or an array, whose rows are the entries
 
-    def split_reset(self, result: Any) -> tuple[Any, Any]:
-        """Split the result of a reset into observations and info; old envs return observations alone."""
-        return split_reset(result, self._pair, _is_info)
+    def _refuse_entries(self, what: str, got: str, sink: Sink) -> NoReturn:
+        change = f"return a tuple with one for each agent as {what}"
+        if what == "rewards":
+            change = f"return one number for the team, or one for each agent; {_VECTOR_HINT}"
+        sink.fault("results", what, f"one for each agent, {len(self.ids)} in all", got, change, kind=what)
 
-    def _by_agent(self, slot: Slot, info: Any) -> Info | None:
+    def _by_agent(self, slot: Slot, info: Any, sink: Sink) -> Info | None:
         if isinstance(info, (list, tuple)):
-            entries = self._entries(info, "infos", "info")
+            entries = self._entries(info, "infos", sink)
             info = dict(zip(self.ids, entries or (), strict=True))
         elif not self.is_dict or not isinstance(info, Mapping):
-            new_infos = common_info(info, self.name)
+            new_infos = common_info(info, sink)
             if new_infos is not None:
-                self._deal_out(slot, new_infos)
+                self._deal_out(slot, new_infos, sink)
             return new_infos
-        return self._infos_by_agent(info)
+        return self._infos_by_agent(info, sink)
 
-    def _deal_out(self, slot: Slot, new_infos: Info) -> None:
+    def _deal_out(self, slot: Slot, new_infos: Info, sink: Sink) -> None:
         """Move each agent's mask and final observation from the common info to the agent's own info."""
         shared = new_infos[COMMON]
         # Beside masks in the observations, or Boxes, these are entries like others.
@@ -326,7 +348,7 @@ class JointAdapter(Adapter):
         have_masks = any(row is not None for row in slot.action_mask)
         for key in MASKS if takes_masks else ():
             if shared.get(key) is not None or (have_masks and key in shared):
-                masks = self._masks(slot, key, shared.pop(key))
+                masks = self._masks(slot, key, shared.pop(key), sink)
                 for agent, mask in zip(self.agents, masks, strict=True):
                     if mask is not None:
                         new_infos.setdefault(agent, {})["action_mask"] = mask
@@ -337,27 +359,34 @@ class JointAdapter(Adapter):
         if not shared:
             del new_infos[COMMON]
 
-    def _masks(self, slot: Slot, key: str, value: Any) -> list[Any]:
+    def _masks(self, slot: Slot, key: str, value: Any, sink: Sink) -> list[Any]:
         """Return one mask per agent. A mask longer than the agent's number of actions must be False beyond it.
 
         Entries of agents whose action spaces cannot have a mask are returned as they are.
         """
         if not isinstance(value, (list, tuple, np.ndarray)) or len(value) != len(self.ids):
-            got = f"{len(value)}" if isinstance(value, (list, tuple, np.ndarray)) else type(value).__name__
-            contract_error(
-                self.name, "infos", f"{key!r}: expected {len(self.ids)} action masks, one per agent, got {got}"
+            got = (
+                f"{len(value)}"
+                if isinstance(value, (list, tuple, np.ndarray))
+                else f"{type(value).__name__} {short(value)}"
             )
+            change = f"put a list with one mask for each agent under {key!r}"
+            expected = f"one for each agent, {len(self.ids)} in all"
+            sink.fault("masks", f"{key!r} of the info", expected, got, change, kind="values")
         found = []
         for a, one in enumerate(value):
             row = slot.action_mask[a]
-            if row is None:
-                found.append(one)
-                continue
-            try:
-                mask = read_mask(one)
-            except ContractError as error:
-                contract_error(self.name, "infos", f"{key!r}: action mask of agent {self.agents[a]!r}: {error}")
-            found.append(mask[: len(row)] if len(mask) > len(row) and not mask[len(row) :].any() else mask)
+            if row is not None:
+                try:
+                    mask = read_mask(one)
+                except ContractError as error:
+                    expected, _, got = str(error).removeprefix("expected ").partition(", got ")
+                    subject = f"{key!r}: action mask of agent {self.agents[a]!r}"
+                    sink.report("masks", subject, expected, got, kind="values")
+                    one = None
+                else:
+                    one = mask[: len(row)] if len(mask) > len(row) and not mask[len(row) :].any() else mask
+            found.append(one)
         return found
 
 

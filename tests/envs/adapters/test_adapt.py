@@ -193,7 +193,7 @@ def test_an_env_without_agents_or_spaces() -> None:
             self.dones = self.__dict__.pop("terminations")
 
     rig = Rig(adapt(OldFlags()))
-    with pytest.raises(ContractError, match="got none, and env.dones .PettingZoo's old API"):
+    with pytest.raises(ContractError, match="got none, and env.dones: PettingZoo's old API"):
         rig.reset()
     for broken, words in (
         (SpaceNotMethod, "SpaceNotMethod.observation_space: expected a method, got the space Discrete"),

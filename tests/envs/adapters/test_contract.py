@@ -209,11 +209,13 @@ def test_an_agent_that_leaves_without_a_flag_raises() -> None:
 @pytest.mark.parametrize("result", [(), (1, 2, 3), tuple(range(6)), None, "step", {}], ids=repr)
 def test_a_step_of_another_length_quotes_the_api(result: Any) -> None:
     """Four values, and observations alone from a reset, are no breach: they are the older API (checklist 8)."""
-    refuses(spoiled(lambda _: result), "expected 5 dicts", "observations, rewards, terminations, truncations, infos")
+    refuses(
+        spoiled(lambda _: result), "expected a tuple of 5", "observations, rewards, terminations, truncations, infos"
+    )
     single = Rig(GymnasiumAdapter(SingleEnv()))
     single.reset(seed=0)
     single.env.unwrapped.step = lambda action: result
-    with pytest.raises(ContractError, match="expected 5 values"):
+    with pytest.raises(ContractError, match="expected a tuple of 5"):
         single.step([0])
 
 
@@ -290,7 +292,10 @@ def test_an_info_is_a_dict() -> None:
 
 
 @pytest.mark.fault("D12")
-@pytest.mark.parametrize(("selected", "words"), [("player_1", "not live"), ("nobody", "unknown agent 'nobody'")])
+@pytest.mark.parametrize(
+    ("selected", "words"),
+    [("player_1", "agent_selection: expected a live agent"), ("nobody", "unknown agent 'nobody'")],
+)
 def test_the_selected_agent_is_live(selected: str, words: str) -> None:
     class Confused(TurnEnv):
         def step(self, action: Any) -> None:
@@ -318,7 +323,9 @@ def test_a_dead_step_that_removes_no_agent_does_not_hang() -> None:
     rig.reset(seed=0)
     rig.step([0, 0])
     rig.step([0, 0])
-    with pytest.raises(ContractError, match=r"player_\d.*left it in env.agents"):
+    with pytest.raises(
+        ContractError, match=r"env.agents: expected the dead agent 'player_\d' to leave it in step\(None\)"
+    ):
         rig.step([0, 0])
 
 

@@ -145,17 +145,17 @@ def test_what_the_env_is_given_is_a_member_of_its_action_space(keys: tuple[str, 
 @pytest.mark.parametrize(
     ("said", "words"),
     [
-        (([1.0], False, False, {}), "rewards: expected one per agent, 2 in all, got 1"),
-        (([1.0, 2.0, 3.0], False, False, {}), "rewards: expected one per agent, 2 in all, got 3"),
+        (([1.0], False, False, {}), "rewards: expected one for each agent, 2 in all, got 1"),
+        (([1.0, 2.0, 3.0], False, False, {}), "rewards: expected one for each agent, 2 in all, got 3"),
         ((None, False, False, {}), "reward of agent 'agent_0': expected a real number, got NoneType"),
         (([1.0, [2.0, 3.0]], False, False, {}), "reward of agent 'agent_1': .* one number for the team, or one for"),
-        ((1.0, [False], False, {}), "terminated: expected one per agent, 2 in all, got 1"),
-        ((1.0, False, [False, 0], {}), "truncated flag of agent 'agent_1': expected a bool, got int"),
+        ((1.0, [False], False, {}), "terminations: expected one for each agent, 2 in all, got 1"),
+        ((1.0, False, [False, 0], {}), "truncation of agent 'agent_1': expected a bool, got int"),
         ((1.0, False, False, 3), "info: expected a dict, got int"),
-        ((1.0, False, False, [{}]), "infos: expected one per agent, 2 in all, got 1"),
+        ((1.0, False, False, [{}]), "infos: expected one for each agent, 2 in all, got 1"),
         (({"agent_0": 1.0}, False, False, {}), "rewards: expected one for each agent, got none for .'agent_1'"),
-        (({"x": 1.0}, False, False, {}), "rewards name the unknown agent 'x'"),
-        ((1.0, False), "5 values .* or 4"),
+        (({"x": 1.0}, False, False, {}), "rewards: expected agents of .*, got the unknown agent 'x'"),
+        ((1.0, False), "a tuple of 5, or of the old API's 4, got a tuple of 3"),
     ],
 )
 def test_invalid_step_results_raise(said: tuple[Any, ...], words: str) -> None:
@@ -181,7 +181,7 @@ def test_ended_agents_get_no_reward() -> None:
     rig.reset(seed=0)
     rig.step([0, 0])
     assert rig.flags()["alive"] == [False, True]
-    with pytest.raises(ContractError, match="agent 'agent_0' has ended and gets a reward, 1.0"):
+    with pytest.raises(ContractError, match="reward of agent 'agent_0': expected 0, for it has ended, got 1.0"):
         rig.step([0, 0])
 
 
@@ -213,8 +213,8 @@ def test_the_env_gets_valid_actions_for_ended_agents(space: Any, expected: Any) 
     ("masks", "words"),
     [
         ([[1, 1], [1, 1]], r"action mask of agent 'agent_0': expected shape \(3,\), got \(2,\)"),
-        ([[1, 1, 1]], "'avail_actions': expected 2 action masks, one per agent, got 1"),
-        (None, "'avail_actions': expected 2 action masks, one per agent, got NoneType"),
+        ([[1, 1, 1]], "'avail_actions' of the info: expected one for each agent, 2 in all, got 1"),
+        (None, "'avail_actions' of the info: expected one for each agent, 2 in all, got NoneType"),
         ([[0, 0, -np.inf]] * 2, "'avail_actions': action mask of agent 'agent_0': .*got -inf.*pass `mask == 0`"),
     ],
 )

@@ -148,7 +148,7 @@ def test_steps_without_anyone() -> None:
             super().reset(seed=seed, options=options)
             return {}, {}
 
-    with pytest.raises(ContractError, match="no observations"):
+    with pytest.raises(ContractError, match="observations: expected at least one agent's, got none"):
         Rig(adapt(Empty(born_dead, agent_num=2))).reset(seed=0)
 
 

@@ -175,7 +175,8 @@ def test_a_final_observation_that_is_missing_is_not_invented(backend: str) -> No
         envs.reset(seed=0)
         envs.step(np.zeros((1, 1), np.int64))
         words = (
-            "must be in its info under one of 'final_observation', 'final_obs', 'terminal_observation'; got keys ['t']"
+            "expected one in its info under 'final_observation', 'final_obs', 'terminal_observation', got none, and "
+            "keys ['t']"
         )
         with pytest.raises(ContractError, match=re.escape(words)):
             envs.step(np.zeros((1, 1), np.int64))
