@@ -253,7 +253,7 @@ class Pipeline(Connector, Generic[P]):
 
         Pieces that change nothing (`Connector.is_identity`) are not called, and count no calls. Nor are pieces that
         only convert (`Connector.only_converts`), if all pieces only convert and the policy answers with one array in
-        the env's form.
+        the env's form, with or without columns that are arrays.
         """
         return {stage.name: stage.timing for stage in self._stages}
 

@@ -41,8 +41,14 @@ class UpdateLock:
 
     def __enter__(self) -> None:
         me = threading.get_ident()
+        self.stepping = me  # who wants to change something says so before it looks at this: one of both sees the other
+        if not self._waiting and self._updating is None:
+            self._was_step = True
+            return
+        self.stepping = None
         try:
             with self._lock:
+                self._changed.notify_all()  # of those who have seen it
                 if self._updating == me:
                     raise StateError(
                         "collecting inside `with collector.updating()`: it waits for itself; leave it first"

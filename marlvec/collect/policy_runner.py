@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
@@ -459,7 +459,9 @@ class PolicyRunner:
         self.unsent: PolicyAnswer | None = None
         self._declared = False
         self._plain: tuple[np.dtype[Any], tuple[int, ...]] | None = None  # the form of one array that is an action
-        self._stores_plain = False  # whether all columns that are stored of an answer follow from such an array
+        self._stores_plain = False  # whether all that is stored of an answer are such an array and its own columns
+        self._extras: Collection[str] | None = None  # names of those in the last answer that was looked at closely
+        self._width = 0  # how many columns its rows had
         self._scaled_leaves: tuple[int, ...] = ()  # of actions that must be in [-1, 1]; () once it warned
         self._version_n = np.zeros(0, np.int64)  # the policy's, for each row
 
@@ -626,6 +628,8 @@ class PolicyRunner:
             raise self._bad(f"returned None; act() must return the actions, one for each of its {n} rows")
         if output.__class__ is np.ndarray and output.shape[:1] == (n,) and self.off_policy.knows_columns:
             return output, _NO_COLUMNS
+        if output.__class__ is tuple and self._said_again(output, rows):
+            return output
         try:
             actions, extras = split_output(output, self._policy_tree)
         except ContractError as error:
@@ -643,7 +647,21 @@ class PolicyRunner:
                     )
         if not self.off_policy.knows_columns:
             self.off_policy.learn(extras, actions)
+        self._extras = frozenset(extras) if self._policy_tree.is_leaf else None
+        self._width = len(rows.keys())
         return actions, extras
+
+    def _said_again(self, output: tuple[Any, ...], rows: Rows) -> bool:
+        """Whether an output has the columns of the last one that was looked at closely, and all are arrays."""
+        if self._extras is None or len(output) != 2 or output[1].__class__ is not dict:
+            return False
+        if output[1].keys() != self._extras or len(rows.keys()) != self._width:
+            return False
+        n = (len(rows),)
+        for column in (output[0], *output[1].values()):
+            if column.__class__ is not np.ndarray or column.shape[:1] != n:
+                return False
+        return True
 
     def transform(self, answer: PolicyAnswer) -> None:
         """Send an answer through the action connectors, once; check structure, shape, dtype and NaN of the result."""
@@ -653,8 +671,8 @@ class PolicyRunner:
         is_plain = (
             said.__class__ is np.ndarray
             and (said.dtype, said.shape[1:]) == self._plain
-            and not answer.columns
             and self.action_connectors.only_converts
+            and (not answer.columns or (not self.off_policy.used and all(map(_is_array, answer.columns.values()))))
         )
         rows: Rows | None = None
         if is_plain:
@@ -668,8 +686,8 @@ class PolicyRunner:
             if len(self._version_n) != n or self._version_n[0] != answer.version:
                 self._version_n = np.full(n, answer.version)
             if is_plain and self._stores_plain:
-                parts = [own, own, [self._version_n]]
-            else:
+                parts = self._plain_parts(own, answer.columns)
+            if not parts:
                 parts = self._checked_parts(answer, rows, own, for_env)
         answer.rows, answer.parts, answer.for_env = rows, parts, for_env
         self.unsent = answer
@@ -722,15 +740,40 @@ class PolicyRunner:
     ) -> list[list[AnyArray]]:
         """Leaves of all columns that are stored of an answer."""
         given, forms = answer.given.keys(), self.log.forms
-        columns = {} if rows is None else {name: column for name, column in rows.items() if name not in given}
+        if rows is None:
+            columns = {"actions": own[0], **answer.columns}
+        else:
+            columns = {name: rows[name] for name in list(rows.keys()) if name not in given}
         columns["actions"] = self._policy_tree.unflatten(own)
         columns["actions_for_env"] = self.env_tree.unflatten(for_env)
         columns["policy_version"] = self._version_n
         parts = forms.check_answer(columns, asked=not np.all(columns.get("off_policy", False)))
-        self._stores_plain = (
-            list(forms.answers) == ["actions", "actions_for_env", "policy_version"]
-            and (forms.answers["actions"].dtype, forms.answers["actions"].shape) == self._plain
+        said = forms.answers.keys() - {"actions", "actions_for_env", "policy_version"}
+        self._stores_plain = said == answer.columns.keys() and all(
+            (forms.answers[name].dtype, forms.answers[name].shape) == self._plain
+            for name in ("actions", "actions_for_env")
         )
+        return parts
+
+    def _plain_parts(self, own: list[AnyArray], columns: Mapping[str, Tree]) -> list[list[AnyArray]]:
+        """What `_checked_parts` returns, where columns are arrays of the forms that they had; or else nothing."""
+        answers = self.log.forms.answers
+        if len(columns) != len(answers) - 3:
+            return []
+        version = [self._version_n]
+        if not columns:
+            return [version if name == "policy_version" else own for name in answers]
+        parts = []
+        for name, form in answers.items():
+            if name == "actions" or name == "actions_for_env":
+                parts.append(own)
+            elif name == "policy_version":
+                parts.append(version)
+            else:
+                column = columns.get(name)
+                if column is None or column.dtype != form.dtype or column.shape[1:] != form.shape:
+                    return []
+                parts.append([column])
         return parts
 
     def note_sent(self, answer: PolicyAnswer) -> None:
@@ -746,7 +789,7 @@ class PolicyRunner:
             if rows is None:
                 sent = answer.for_env[0].view()
                 sent.flags.writeable = False
-                rows = answer.given.replace(actions=answer.actions, actions_for_env=sent)
+                rows = answer.given.replace(actions=answer.actions, **answer.columns, actions_for_env=sent)
             self.agent_connectors.on_policy_output(rows)
 
     def _own_leaves(self, answer: PolicyAnswer) -> list[AnyArray]:
@@ -811,6 +854,10 @@ class PolicyRunner:
 
 
 _NO_COLUMNS: Mapping[str, Tree] = {}
+
+
+def _is_array(column: Tree) -> bool:
+    return column.__class__ is np.ndarray
 
 
 def _is_plain(value: Any, leaves: Sequence[Leaf], n: int) -> bool:

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import accumulate
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
@@ -62,13 +64,23 @@ def read_block(
         if moment.missing is not None
     ]
 
-    def spread(plane: AnyArray) -> AnyArray:
-        """Broadcast to (T, L), and return it as an array (L, T)."""
-        out = memory.empty((len(lanes), steps), plane.dtype)
-        out[...] = plane.T
+    size, over = len(lanes) * steps, [(end.places, end.step, end.moment.env_t) for end in ends]
+
+    def spread(planes: Sequence[AnyArray]) -> AnyArray:
+        """Steps' arrays (L,), or one number each, as an array (L, T)."""
+        out = memory.empty((len(lanes), steps), np.int64)
+        out[...] = np.array(planes).reshape(steps, -1).T
         return out
 
-    columns: dict[str, Tree] = {name: np.repeat(values, steps) for name, values in block.fixed.items()}
+    def next_env_t() -> AnyArray:
+        out = spread(env_ts[1:])
+        for places, step, env_t in over:
+            out[places, step] = env_t
+        return _as_rows(out)
+
+    columns: dict[str, Tree] = {
+        name: Later(size, Whole(partial(np.repeat, values, steps))) for name, values in block.fixed.items()
+    }
     for name, tables in block.rows.items():
         if name in _OUTCOME:
             columns[name] = _following(block, name, behind, ends, memory)
@@ -77,18 +89,17 @@ def read_block(
     for name in forms.followed:
         columns[f"next_{name}"] = _next_column(block, name, columns[name], behind, ends, memory)
     missing = np.zeros((len(lanes), steps), np.bool_)
-    env_ts = np.array([moment.env_t for moment in decisions])
-    env_t = spread(env_ts[:-1])
-    is_next = np.count_nonzero(env_ts[1:] - env_ts[:-1] == 1) == env_t.size  # then it need not be turned round, too
-    next_env_t = np.add(env_t, 1, out=memory.empty(env_t.shape, np.int64)) if is_next else spread(env_ts[1:])
     for end in ends:
-        missing[end.places, end.step], next_env_t[end.places, end.step] = end.moment.missing, end.moment.env_t
-    columns["next_obs_missing"], columns["next_env_t"] = _as_rows(missing), _as_rows(next_env_t)
-    columns["env_t"] = _as_rows(env_t)
+        missing[end.places, end.step] = end.moment.missing
+    columns["next_obs_missing"] = _as_rows(missing)
+    env_ts = [moment.env_t for moment in decisions]
+    columns["env_t"] = Later(size, Whole(lambda: _as_rows(spread(env_ts[:-1]))))
+    columns["next_env_t"] = Later(size, Whole(next_env_t))
     for name, tables in block.answers.items():
         is_own = name == "actions" or tables is not block.answers["actions"]
         columns[name] = forms.answers[name].tree([_flat(table, memory, is_own=is_own) for table in tables])
-    columns[VERSION] = _as_rows(spread(np.array([answer.columns[VERSION][0][:1] for answer in answers])))
+    versions = [answer.columns[VERSION][0][:1] for answer in answers]
+    columns[VERSION] = Later(size, Whole(lambda: _as_rows(spread(versions))))
     return columns
 
 
@@ -144,6 +155,21 @@ def _next_column(
     order = order[np.append(where[order[1:]] != where[order[:-1]], True)]  # an end counts, not the row behind it
     leaves = [np.concatenate(parts).take(order, axis=0) for parts in zip(*lasts, strict=True)]
     return Later(len(block.lanes) * steps, Followers(form, own, where[order], leaves, memory))
+
+
+class Whole:
+    """Makes a column as a whole, once, and rows of it, for columns that cost little beside `obs`."""
+
+    __slots__ = ("_column", "_make")
+
+    def __init__(self, make: Callable[[], Tree]) -> None:
+        self._make, self._column = make, None
+
+    def __call__(self, where: IntArray | None) -> Tree:
+        column = self._column
+        if column is None:
+            self._column = column = self._make()
+        return column if where is None else column.take(where)
 
 
 class Followers:
@@ -455,9 +481,15 @@ class RowLog:
         starts[1:] |= eps_id[1:] != eps_id[:-1]
         starts[1:] |= ended[:-1]  # an agent that came back has a new life
         starts[:1] = False
-        columns["unroll_id"] = np.cumsum(starts, out=self._memory.empty(starts.shape, np.int64))
-        columns["unroll_id"] += unroll_id
-        return with_later(order_columns(columns)), int(columns["unroll_id"][-1]) + 1
+        memory, fragments = self._memory, int(np.count_nonzero(starts)) + 1
+
+        def numbered() -> AnyArray:
+            found = np.cumsum(starts, out=memory.empty(starts.shape, np.int64))
+            found += unroll_id
+            return found
+
+        columns["unroll_id"] = Later(len(starts), Whole(numbered))
+        return with_later(order_columns(columns)), unroll_id + fragments
 
     def _read_sorted(self, numbers: IntArray) -> tuple[dict[str, Tree], IntArray]:
         self._memory.begin()
@@ -492,6 +524,10 @@ class RowLog:
         """Return one column of some rows."""
         form = self.forms.rows[name]
         moments, numbers = _narrowed(self._kept.moments, self._index.starts, numbers)
+        if form.dtype is not None:
+            with suppress(KeyError):  # of rows in a block, and of those that came before the column
+                column_of = [(moment.columns[name], moment.part) for moment in moments]
+                return self._take([[c if part is None else c[part]] for c, part in column_of], numbers)[0]
         found = []
         for moment in moments:
             column = moment.columns[name] if name in moment.columns else moment.column(name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Collection, KeysView, Mapping, Sequence
+from collections.abc import Collection, Iterator, KeysView, Mapping, Sequence
 from dataclasses import dataclass
 from operator import is_
 from threading import Lock
@@ -58,11 +58,15 @@ class PolicyRows(Rows):
 
     @property
     def _columns(self) -> dict[str, Tree]:  # of `Rows` a plain attribute
-        return {name: self[name] for name in self._source}
+        copied = self._copied
+        if copied is not self._source:
+            self._source = self._copied = copied = {name: self[name] for name in self._source}
+        return copied
 
     @_columns.setter
     def _columns(self, columns: dict[str, Tree]) -> None:
-        self._source = self._copied = columns  # of rows that `replace` and others make of these
+        self._source = self._copied = columns  # of rows that `take` and others make of these
+        self._part, self._owned = None, ()
 
     def __getitem__(self, name: str) -> Tree:
         found = self._copied.get(name)
@@ -94,6 +98,17 @@ class PolicyRows(Rows):
     def get(self, name: str, default: Tree = None) -> Tree:
         """The column of this name, or ``default`` where there is none."""
         return self[name] if name in self._source else default
+
+    def replace(self, **columns: Tree) -> PolicyRows:
+        """As of other rows; what nobody has read yet is not copied here, either."""
+        for column in columns.values():
+            if type(column) is not np.ndarray or not column.ndim or len(column) != self._n:
+                self._check(columns)
+                break
+        rows = PolicyRows.__new__(PolicyRows)
+        rows._source, rows._copied = {**self._source, **columns}, {**self._copied, **columns}
+        rows._part, rows._owned, rows._n = self._part, self._owned, self._n
+        return rows
 
 
 def _copy(leaf: Any) -> NDArray[Any]:
@@ -200,7 +215,8 @@ class Block:
                 is_large = table.nbytes >= max(1, length) * _LARGE and table.flags.c_contiguous
                 wide = items(table, 2) if is_large and not form.dtype.hasobject else None
                 self._arrays.append((name, table, wide, form.dtype, form.shape))
-        self.width = len(self.rows) + len(self.fixed)  # how many columns rows have
+        self.names = dict.fromkeys(forms.rows)  # of the columns that rows have
+        self.width = len(self.names)
         self._trees = [name for name in self.rows if forms.rows[name].dtype is None]
 
     def write(self, rows: Mapping[str, Tree], t: int, part: slice | None = None) -> None:
@@ -225,13 +241,14 @@ class Block:
 
     def read_rows(self, t: int) -> Rows:
         """The rows of step ``t``, as views."""
-        forms = self.forms.rows
-        columns = {
-            name: self.fixed[name] if name in self.fixed else form.tree([table[:, t] for table in self.rows[name]])
-            for name, form in forms.items()
-            if name in self.fixed or name in self.rows
-        }
-        return Rows.of_length(columns, len(self.lanes))
+        return Rows.of_length(dict(BlockStep(self, t)), len(self.lanes))
+
+    def column(self, name: str, t: int) -> Tree:
+        """One column of step ``t``, as views; the block has it."""
+        if name in self.fixed:
+            return self.fixed[name]
+        tables, form = self.rows[name], self.forms.rows[name]
+        return tables[0][:, t] if form.dtype is not None else form.tree([table[:, t] for table in tables])
 
     def write_answer(self, parts: Sequence[Leaves], t: int) -> bool:
         """Write what was decided at step ``t``: a part for each form of answers, of which the version's stays out.
@@ -268,6 +285,32 @@ class Block:
 
     def _table(self, form: ColumnForm) -> Leaves:
         return form.table(len(self.lanes), self.length, self._memory.empty)
+
+
+class BlockStep(Mapping[str, Tree]):
+    """The columns of one step of a block, as views that are made when they are read."""
+
+    __slots__ = ("_block", "_names", "_t")
+
+    def __init__(self, block: Block, t: int) -> None:
+        self._block, self._t = block, t
+        self._names = block.names
+
+    def __getitem__(self, name: str) -> Tree:
+        return self._block.column(name, self._t)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
+    def keys(self) -> KeysView[str]:
+        """Names of the columns, in order."""
+        return self._names.keys()
 
 
 def items(array: AnyArray, axes: int) -> AnyArray:
@@ -324,7 +367,7 @@ class Moment:
         if rows is not None:
             return rows
         if self.block is not None:  # whose arrays are those of a batch later
-            return copied_rows(self.block.read_rows(self.t))
+            return PolicyRows(BlockStep(self.block, self.t), None, len(self.lanes))
         return PolicyRows(self.columns, self.part, len(self.lanes))
 
     def column(self, name: str) -> Tree | None:
@@ -332,10 +375,7 @@ class Moment:
         block = self.block
         if block is None:
             return part_of(self.columns[name], self.part) if name in self.columns else None
-        if name in block.fixed:
-            return block.fixed[name]
-        tables = block.rows.get(name)
-        return None if tables is None else block.forms.rows[name].tree([table[:, self.t] for table in tables])
+        return block.column(name, self.t) if name in block.names else None
 
     def take(self, mask: BoolArray) -> Moment:
         """Some of the rows, which came together."""

@@ -215,8 +215,9 @@ def collected_leftovers_doubled(patch: Patch) -> None:
 @found_by("tests/collect/test_row_log.py")
 def collected_block_without_ends(patch: Patch) -> None:
     """Where a block is read in place, what follows an end is the next episode's first row."""
-    follow = block_reader._following
+    follow, make_later = block_reader._following, block_reader._next_column
     patch.setattr(block_reader, "_following", lambda *what: follow(*what[:3], [], *what[4:]))
+    patch.setattr(block_reader, "_next_column", lambda *what: make_later(*what[:4], [], *what[5:]))
 
 
 @found_by("tests/collect/test_row_log.py")
