@@ -27,7 +27,6 @@ from marlvec.connectors import AgentPipeline, RnnState
 from marlvec.policies import as_policy, save_policy
 from marlvec.selfplay import Opponent, OpponentPool, evaluate_match
 from tests.programs import converse
-from tests.vector.support.reference import refused
 
 # --- ``marlvec play``, as somebody who plays meets it
 
@@ -365,7 +364,8 @@ def played_in_the_browser(monkeypatch: pytest.MonkeyPatch, *args: str) -> tuple[
         for name in ("", "page.js", "game.js", "marlvec.js", "style.css"):
             with urlopen(url + name, timeout=30) as answer:
                 served[name] = answer.read().decode()
-        refused(HTTPError, "404", urlopen, url + "../commands/play.py", timeout=30)
+        with pytest.raises(HTTPError, match="404"):
+            urlopen(url + "../commands/play.py", timeout=30)
         (where,) = re.findall(r'data-url="(.*?)"', served[""])
         assert urlsplit(where).hostname == "127.0.0.1"
 
