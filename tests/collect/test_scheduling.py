@@ -24,7 +24,7 @@ from tests.collect.players import MODES, EchoPolicy, Scattered, factories, noop,
 from tests.collect.reference import same_batch
 
 # --- overlap of inference with stepping: whatever order envs come back in, they make the steps they make without
-# That rows are right in any order of replies is held in `rollout/test_reference.py`.
+# That rows are right in any order of replies is held in `test_rollout.py`.
 
 
 class Stamping(NoOpEnv):

@@ -402,7 +402,7 @@ def pair(request: pytest.FixtureRequest) -> Iterator[tuple[Any, Any, Any]]:
 
 
 # With a partial reset SyncVectorEnv takes the mask out of the caller's options, so that the wrapper around it forgets
-# the statistics of all envs. What it says over a view is tested with several agents, in test_gymnasium_rows.py.
+# the statistics of all envs. What it says over a view is tested with several agents below.
 COMPARABLE = [
     (name, mode)
     for name in WRAPPERS

@@ -10,7 +10,6 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
-import tree
 from gymnasium.spaces import Box, Discrete
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -22,7 +21,6 @@ from marlvec.errors import ActionError, ArgumentError, ClosedError, EnvRaised, N
 from marlvec.interop.pettingzoo import AECView, ParallelView
 from marlvec.registry import resolve
 from marlvec.testing import KeyedEnv, RaisingEnv, SampledEnv, Script, ScriptedParallelEnv, TurnEnv
-from tests.interop import envs as checkers
 from tests.interop.envs import (
     SPACES,
     CountEnv,
@@ -34,9 +32,8 @@ from tests.interop.envs import (
     seed_test,
     state_test,
 )
-from tests.vector.support.drivers import Driver, News, driver_of, spaces_of
 from tests.vector.support.kinds import SCRIPTED, factories_of
-from tests.vector.support.reference import flatten
+from tests.vector.support.reference import Frame, flatten, pick, record
 
 # --- the PettingZoo view of one env gives what the raw env gives, to the last bit
 
@@ -138,105 +135,58 @@ def test_the_render_test_passes() -> None:
 # --- traces
 
 
-class Trace:
-    """A plain loop over the raw env, and what a view of it must say."""
-
-    def __init__(self, env: Any) -> None:
-        self.driver: Driver = driver_of(env)
-        self.names = self.driver.names
-        self.spaces = spaces_of(self.driver)
-        self.shown: dict[int, Any] = {}
-        self.alive: set[int] = set()
-        self.acting: set[int] = set()
-        self.masks: dict[int, Any] = {}
-
-    def take(self, news: News) -> list[int]:
-        """Note what came; whose data the view must give."""
-        here = self.alive | news.alive | set(news.ended)
-        self.shown.update(news.obs)
-        self.alive, self.acting, self.masks = news.alive, news.acting, news.masks
-        return sorted(here)
-
-    def check_obs(self, got: dict[str, Any], here: list[int]) -> None:
-        assert list(got) == [self.names[a] for a in here]
-        for a in here:
-            obs, (space, _, mask_size) = got[self.names[a]], self.spaces[a]
-            if mask_size is not None:
-                mask = self.masks[a] if a in self.acting else np.ones(mask_size)
-                assert obs.keys() == {"observation", "action_mask"}
-                assert obs["action_mask"].dtype == np.int8
-                assert obs["action_mask"].tolist() == mask.astype(int).tolist()
-                obs = obs["observation"]
-            if a in self.shown:
-                assert_same_value(obs, self.shown[a], space)
-            else:  # it waits for its first turn
-                assert not any(np.any(leaf) for leaf in tree.flatten(obs))
-
-    def check_infos(self, got: dict[str, Any], here: list[int], news: News) -> None:
-        assert list(got) == [self.names[a] for a in here]
-        for a in here:
-            name = self.names[a]
-            told = {**news.infos.get("__common__", {}), **news.infos.get(name, {}), "acting": a in self.acting}
-            assert repr(sorted(got[name].items())) == repr(sorted(told.items()))
-
-    def actions(self, rng: np.random.Generator) -> dict[int, Any]:
-        out = {}
-        for a in sorted(self.acting):
-            _, action_space, mask_size = self.spaces[a]
-            if mask_size is None:
-                action_space.seed(int(rng.integers(2**31)))
-                out[a] = action_space.sample()
-            else:
-                out[a] = int(rng.choice(np.flatnonzero(self.masks[a])))
-        return out
-
-
-def assert_same_value(got: Any, expected: Any, space: Any) -> None:
-    """Equal types, dtypes and bytes."""
-    assert space.contains(got)
-    for mine, theirs in zip(flatten(got), flatten(expected), strict=True):
-        if isinstance(mine, np.generic):
-            assert int(mine) == int(theirs)
-        else:
-            assert isinstance(mine, np.ndarray)
-            assert mine.tobytes() == np.asarray(theirs, mine.dtype).tobytes()
-
-
 def check_trace(make_env: Callable[[], Any], view: ParallelView, *, seed: int = 3, episodes: int = 3) -> int:
-    """Play whole episodes on both; how many steps that were."""
-    trace, rng, steps = Trace(make_env()), np.random.default_rng(seed), 0
-    assert view.possible_agents == trace.names
-    for episode in range(episodes):
-        seeded = seed if episode == 0 else None
-        trace.alive = set()
-        trace.shown = {}
-        news = trace.driver.reset(seeded, None)
-        obs, infos = view.reset(seed=seeded)
-        here = trace.take(news)
-        assert view.agents == [trace.names[a] for a in here] == list(view.envs.agents_at(0))
-        trace.check_obs(obs, here)
-        trace.check_infos(infos, here, news)
-        while view.agents:
-            actions = trace.actions(rng)
-            told = {trace.names[a]: action for a, action in actions.items()}
+    """Make the calls that a plain loop over the raw env has recorded on a view, whole episodes; how many steps."""
+    names, groups = view.possible_agents, view.envs.spec.groups
+    places = {a: (g, j) for g, group in enumerate(groups) for j, a in enumerate(group.agents)}
+    steps, alive, acted = 0, np.zeros(len(names), bool), np.zeros(len(names), bool)
+
+    def check(frame: Frame, here: list[int], obs: dict[str, Any], infos: dict[str, Any]) -> None:
+        assert list(obs) == list(infos) == [names[a] for a in here]
+        for a in here:
+            name, (g, j), seen, mask = names[a], places[a], obs[names[a]], frame.masks[places[a][0]]
+            if mask is not None:
+                assert seen.keys() == {"observation", "action_mask"}
+                assert seen["action_mask"].dtype == np.int8
+                assert seen["action_mask"].tolist() == mask[0, j].astype(int).tolist()
+                seen = seen["observation"]
+            leaves = [np.asarray(leaf) for leaf in flatten(seen)]
+            for mine, leaf in zip(leaves, frame.obs[g], strict=True):
+                assert mine.tobytes() == np.asarray(leaf[0, j], mine.dtype).tobytes()
+            # Zeros are what an agent sees that waits for its first turn.
+            assert groups[g].observation_space.contains(seen) or not any(leaf.any() for leaf in leaves)
+            told = {**frame.infos[0].get("__common__", {}), **frame.infos[0].get(name, {})}
+            told["acting"] = bool(frame.flags["acting"][0, a])
+            assert repr(sorted(infos[name].items())) == repr(sorted(told.items()))
+
+    for call in record([make_env], "disabled", seed=seed, episodes=episodes):
+        frame = call.expected
+        flags = {name: flag[0] for name, flag in frame.flags.items()}
+        ended = flags["terminated"] | flags["truncated"]
+        if call.kind == "reset":
+            obs, infos = view.reset(seed=call.seed[0] if call.env_ids else marlvec.env_seeds(call.seed, 1)[0])
+            here = np.flatnonzero(flags["alive"]).tolist()
+        else:
+            acting = np.flatnonzero(acted).tolist()
+            told = {
+                names[a]: pick(groups[g].action_space, call.actions[g], 0, j) for a in acting for g, j in [places[a]]
+            }
             if steps % 2:  # who waits, or is gone, may say anything
-                told = {name: told.get(name) for name in reversed(trace.names)}
-            news = trace.driver.step(actions)
+                told = {name: told.get(name) for name in reversed(names)}
             obs, rewards, terminated, truncated, infos = view.step(told)
-            here = trace.take(news)
-            trace.check_obs(obs, here)
-            assert rewards == {trace.names[a]: news.rewards.get(a, 0.0) for a in here}
-            flags = {trace.names[a]: news.ended.get(a, (False, False)) for a in here}
-            assert {name: (terminated[name], truncated[name]) for name in terminated} == flags
-            assert all(type(flag) is bool for flag in (*terminated.values(), *truncated.values()))
-            assert terminated.keys() == truncated.keys()
-            trace.check_infos(infos, here, news)
-            assert view.agents == [trace.names[a] for a in sorted(trace.alive)]
+            here = np.flatnonzero(alive | flags["alive"] | ended).tolist()
+            assert rewards == {names[a]: frame.rewards[0, a] for a in here}
+            for got, name in ((terminated, "terminated"), (truncated, "truncated")):
+                assert got == {names[a]: bool(flags[name][a]) for a in here}
+                assert all(type(flag) is bool for flag in got.values())
             steps += 1
-        with pytest.raises(NotResetError):
-            view.step({})
+        check(frame, here, obs, infos)
+        alive, acted = flags["alive"], flags["acting"]
+        assert view.agents == list(view.envs.agents_at(0)) == [names[a] for a in np.flatnonzero(alive)]
+        if not alive.any():
+            with pytest.raises(NotResetError):
+                view.step({})
     view.close()
-    trace.driver.env.close()
     return steps
 
 
@@ -490,14 +440,14 @@ AEC_ENVS: dict[str, Callable[[], AECView]] = {
 @pytest.mark.parametrize("name", AEC_ENVS)
 def test_the_api_test_passes(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     view = AEC_ENVS[name]()
-    checkers.api_test(view, 60)
+    api_test(view, 60)
     view.close()
     assert capsys.readouterr().out == "Starting API test\nPassed API test\n"
 
 
 @pytest.mark.parametrize("name", ["spread", "tag", "archers"])
 def test_the_seed_test_passes(name: str) -> None:
-    checkers.seed_test(AEC_ENVS[name], 30)
+    seed_test(AEC_ENVS[name], 30)
 
 
 def test_state_and_pictures_are_the_envs_own() -> None:
