@@ -42,6 +42,7 @@ SMALL = {
     "marlvec/envs/grids/warehouse.py": "imports rware, an extra",
     "marlvec/extras.py": "a floor of its own, below all that imports an extra",
     "marlvec/native/mpe/scenarios/simple.py": "a scenario a file",
+    "marlvec/native/rng_streams.py": "numpy alone, while the kernels beside it import numba",
     "marlvec/vector/watch.py": "imports numba, an extra",
 }
 """Modules that are shorter than a theme, each with the reason why it is a file."""

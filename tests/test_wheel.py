@@ -129,7 +129,6 @@ print(json.dumps([files, missing]))
 """
     files, missing = json.loads(run(python, "-c", code, cwd=tmp_path))
     needs = [  # what nobody else imports
-        ("marlvec.cli.playing", "msgpack"),
         ("marlvec.distributed.ray_engine", "ray"),
         ("marlvec.envs.grids.foraging", "lbforaging"),
         ("marlvec.envs.grids.overcooked", "overcooked_ai_py"),

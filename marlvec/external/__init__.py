@@ -8,8 +8,8 @@
 from marlvec.external.client import Client
 from marlvec.external.episode import EpisodeGateway, ExternalEpisode
 from marlvec.external.exchange import Limits, LocalInference
-from marlvec.external.handshake import find_token, make_token
 from marlvec.external.server import Server
+from marlvec.external.tokens import find_token, make_token
 from marlvec.external.vector_env import ExternalEnv, ExternalVectorEnv, Replay, make, replay
 
 __all__ = [

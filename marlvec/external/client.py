@@ -10,7 +10,7 @@ from gymnasium.spaces import Space
 
 from marlvec.errors import ArgumentError
 from marlvec.external.episode import DEFAULT, EpisodeDriver
-from marlvec.external.handshake import check_token
+from marlvec.external.tokens import check_token
 
 if TYPE_CHECKING:
     from marlvec.external.exchange import LocalInference

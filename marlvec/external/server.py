@@ -13,7 +13,7 @@ from marlvec.collect.policies import named
 from marlvec.errors import ArgumentError
 from marlvec.external.episode import EpisodeGateway
 from marlvec.external.exchange import Limits
-from marlvec.external.handshake import check_token
+from marlvec.external.tokens import check_token
 from marlvec.external.vector_env import ExternalVectorEnv
 from marlvec.policies import Policy, PolicyLike
 from marlvec.serialization.saved import ProcessBound

@@ -15,6 +15,8 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from marlvec.native.rng_streams import Streams
+
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
@@ -269,38 +271,3 @@ def _mix_tail(rng: Streams, i: int, values: NDArray[np.int64], first: int) -> No
     for k in range(len(values) - 1, first - 1, -1):
         j = bounded(rng, i, k + 1)
         values[k], values[j] = values[j], values[k]
-
-
-Streams = NDArray[np.uint64]
-"""(N, 6) uint64."""
-
-_LOW_64 = (1 << 64) - 1
-
-
-def fresh_streams(num_envs: int) -> Streams:
-    """Return streams with fresh entropy, like a ``Generator`` without a seed."""
-    words = np.random.default_rng().integers(0, 2**64, (num_envs, 6), np.uint64, endpoint=False)
-    words[:, 3] |= np.uint64(1)  # the increment is odd
-    words[:, 4:] = 0
-    return words
-
-
-def row_of(generator: np.random.Generator) -> NDArray[np.uint64]:
-    """Return the state of numpy's own generator as a row, (6,) uint64."""
-    found: Any = generator.bit_generator.state
-    state, inc = found["state"]["state"], found["state"]["inc"]
-    words = [state >> 64, state & _LOW_64, inc >> 64, inc & _LOW_64, found["has_uint32"], found["uinteger"]]
-    return np.array(words, np.uint64)
-
-
-def as_generator(row: NDArray[np.uint64]) -> np.random.Generator:
-    """Build numpy's generator from a row, (6,) uint64."""
-    high, low, inc_high, inc_low, has_half, half = (int(word) for word in row)
-    generator = np.random.Generator(np.random.PCG64(0))
-    generator.bit_generator.state = {
-        "bit_generator": "PCG64",
-        "state": {"state": (high << 64) | low, "inc": (inc_high << 64) | inc_low},
-        "has_uint32": has_half,
-        "uinteger": half,
-    }
-    return generator

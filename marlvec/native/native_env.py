@@ -17,7 +17,7 @@ from marlvec.envs.env import MultiAgentEnv, Slot
 from marlvec.envs.spec import EnvSpec, Info, refuse_masks
 from marlvec.envs.wrappers import padded_spec
 from marlvec.errors import ActionError, ArgumentError, ContractError
-from marlvec.native.kernels import fresh_streams, seed_envs
+from marlvec.native.rng_streams import fresh_streams
 
 AnyArray = NDArray[Any]
 BoolArray = NDArray[np.bool_]
@@ -282,6 +282,8 @@ class NativeSingleEnv(MultiAgentEnv):
     def reset(self, slot: Slot, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Info | None:
         rows = self._rows
         if seed is not None:
+            from marlvec.native.kernels import seed_envs  # imports numba, which the env has imported already
+
             seed_envs(self._env.rng, _ONLY, [seed])
         rows.alive[:] = rows.acting[:] = False
         for mask in rows.action_masks:

@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from marlvec.native.kernels import Streams, bounded, kernel
+from marlvec.native.kernels import bounded, kernel
 from marlvec.native.native_env import Ids, NativeEnv, Rows
+from marlvec.native.rng_streams import Streams
 
 ILLEGAL, LOST, DRAWN, WON, GOES_ON = -2, -1, 0, 1, 2
 """What a move comes to, for the one who made it."""

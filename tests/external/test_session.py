@@ -11,18 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marlvec.errors import ArgumentError, EpisodesFull, ProtocolError, RefusedError
-from marlvec.external.handshake import (
-    ENVIRONMENT_VARIABLE,
-    ClientHandshake,
-    ServerHandshake,
-    Welcome,
-    check_token,
-    find_token,
-    make_token,
-    proof,
-)
+from marlvec.external.handshake import ClientHandshake, ServerHandshake, Welcome
 from marlvec.external.messages import EpisodeState, Message, MessageStream, Type, check_order, read_message
 from marlvec.external.session import SlotQueue
+from marlvec.external.tokens import ENVIRONMENT_VARIABLE, check_token, find_token, make_token, proof
 from tests.external.served import Raw, Served, served
 from tests.external.test_socket_faults import masked
 from tests.vector.support.reference import refused

@@ -19,7 +19,8 @@ import numba
 
 import marlvec.native.kernels
 from marlvec.native import kernels as rng_kernels
-from marlvec.native.kernels import as_generator, fresh_streams, kernel, row_of
+from marlvec.native.kernels import kernel
+from marlvec.native.rng_streams import as_generator, fresh_streams, row_of
 
 # numpy's random numbers in compiled code.
 

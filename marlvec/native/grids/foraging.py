@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 from marlvec.arguments import check_int
 from marlvec.envs.making import EnvEntry
 from marlvec.errors import ArgumentError
-from marlvec.native.kernels import as_generator, bounded, end_episode, kernel, permutation
+from marlvec.native.kernels import bounded, end_episode, kernel, permutation
 from marlvec.native.native_env import Ids, NativeEnv, own_arguments, refuse
+from marlvec.native.rng_streams import as_generator
 
 _NORTH, _SOUTH, _WEST, _EAST, _LOAD = 1, 2, 3, 4, 5
 _TRIES = 1000  # random cells per player, and for all foods together

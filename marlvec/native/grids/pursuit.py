@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 from marlvec.arguments import check_int
 from marlvec.envs.builtin_ids import pettingzoo_env
 from marlvec.errors import ArgumentError, ContractError
-from marlvec.native.kernels import as_generator, bounded, kernel, uniform
+from marlvec.native.kernels import bounded, kernel, uniform
 from marlvec.native.native_env import Ids, NativeEnv, Rows, own_arguments, refuse
+from marlvec.native.rng_streams import as_generator
 
 _BESIDE = ((-1, 0), (1, 0), (0, 1), (0, -1))  # (dx, dy) of actions 0 to 3; action 4 stays
 

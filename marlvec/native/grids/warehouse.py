@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 from marlvec.arguments import check_int
 from marlvec.envs.making import EnvEntry
 from marlvec.errors import ArgumentError
-from marlvec.native.kernels import as_generator, bounded, end_episode, kernel, sample
+from marlvec.native.kernels import bounded, end_episode, kernel, sample
 from marlvec.native.native_env import Ids, NativeEnv, Rows, own_arguments, refuse
+from marlvec.native.rng_streams import as_generator
 
 Whole = NDArray[np.int64]
 

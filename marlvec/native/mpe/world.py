@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 from marlvec.arguments import check_int
 from marlvec.env_ids import rows_of
 from marlvec.errors import ArgumentError
-from marlvec.native.kernels import as_generator, end_episode, kernel, uniform
+from marlvec.native.kernels import end_episode, kernel, uniform
 from marlvec.native.native_env import Ids, NativeEnv, Rows, refuse
+from marlvec.native.rng_streams import as_generator
 
 _MOVES = 5  # actions that move: none, left, right, down, up
 _DT = 0.1

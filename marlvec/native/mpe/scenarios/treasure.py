@@ -9,7 +9,7 @@ import numpy as np
 from marlvec.arguments import check_int
 from marlvec.env_ids import rows_of
 from marlvec.errors import ArgumentError
-from marlvec.native.kernels import as_generator, bounded, double, kernel, uniform
+from marlvec.native.kernels import bounded, double, kernel, uniform
 from marlvec.native.mpe.world import (
     Body,
     Options,
@@ -25,6 +25,7 @@ from marlvec.native.mpe.world import (
     touching,
 )
 from marlvec.native.native_env import Ids, own_arguments
+from marlvec.native.rng_streams import as_generator
 
 _MOST_KINDS = 6
 _AWAY = -999.0
