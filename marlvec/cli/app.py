@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from marlvec.cli.arguments import (
+from marlvec.cli.commands import (
     DEFAULT_BACKEND,
     AsJson,
     Backend,
@@ -29,6 +29,10 @@ from marlvec.cli.arguments import (
     Side,
     Traceback,
     TrainedPolicies,
+    arena,
+    data,
+    play,
+    record_data,
 )
 from marlvec.cli.console import (
     CommandGroup,
@@ -40,8 +44,6 @@ from marlvec.cli.console import (
     settle_in,
     stdout,
 )
-from marlvec.cli.data import data, record_data
-from marlvec.cli.playing import arena, play
 
 app = typer.Typer(
     cls=CommandGroup,
@@ -260,8 +262,8 @@ def record(
 
     from marlvec.cli import arguments
     from marlvec.cli.arguments import build_envs
-    from marlvec.cli.data import check_output, print_recording, read_moment, record_episodes
-    from marlvec.cli.playing import collector_of
+    from marlvec.cli.running import collector_of
+    from marlvec.cli.video import check_output, print_recording, read_moment, record_episodes
 
     settle_in()
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame draws in memory, without a screen
@@ -347,7 +349,7 @@ def serve(
     """
     from marlvec import external
     from marlvec.cli import arguments
-    from marlvec.cli import playing as serve_command
+    from marlvec.cli import running as serve_command
 
     settle_in()
     with plain_errors(traceback), external.make(env, num_envs, **arguments.env_kwargs(settings or [])) as envs:
