@@ -173,7 +173,10 @@ def _documentable(module: ModuleType) -> Iterator[tuple[str, object]]:
 
 ROOT = Path(__file__).resolve().parent.parent
 # Optional libraries, and the families of envs, which are imported when one of theirs is made.
-NEVER = ("torch", "ray", "matplotlib", "pandas", "tensorflow", "jax", "mpe2", "pygame", "pytest", "hypothesis")
+NEVER = (
+    *("torch", "ray", "matplotlib", "pandas", "tensorflow", "jax", "mpe2", "pygame", "pytest", "hypothesis"),
+    *("numba", "msgpack", "websockets", "pyarrow"),
+)
 
 PROBE = """
 import json, os, sys, threading
@@ -209,6 +212,8 @@ print(json.dumps({{
         "import marlvec.testing",
         "import marlvec.cli",
         "import marlvec.distributed",
+        "import marlvec.native, marlvec.vector",
+        "import marlvec.external, marlvec.recording",
     ],
 )
 def test_an_import_brings_and_starts_nothing_it_need_not(statement: str, tmp_path: Path) -> None:

@@ -26,7 +26,6 @@ from marlvec.cli.commands import (
     PolicyMapping,
     Seed,
     Settings,
-    Side,
     Traceback,
     TrainedPolicies,
     arena,
@@ -36,6 +35,7 @@ from marlvec.cli.commands import (
 )
 from marlvec.cli.console import (
     CommandGroup,
+    Side,
     complain,
     did_you_mean,
     naming,

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 Backend = StrEnum("Backend", "ASYNC THREAD SYNC NATIVE POOL AUTO")  # values are the names in lower case
 DEFAULT_BACKEND = Backend.ASYNC if hasattr(os, "fork") else Backend.SYNC  # as in `marlvec.making`, without importing it
-Side = StrEnum("Side", "AGENT ACTION LEARNER")
 
 Env = Annotated[
     str,

@@ -12,6 +12,7 @@ import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ from typer.core import TyperGroup
 
 _WIDTH_IN_A_PIPE = 140
 _THREADS = "OMP_NUM_THREADS"
+
+Side = StrEnum("Side", "AGENT ACTION LEARNER")
 
 
 def settle_in() -> None:

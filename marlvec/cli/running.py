@@ -20,8 +20,7 @@ from rich.text import Text
 
 from marlvec.cli import arguments
 from marlvec.cli.arguments import build_envs
-from marlvec.cli.commands import Side
-from marlvec.cli.console import did_you_mean, naming, print_json
+from marlvec.cli.console import Side, did_you_mean, naming, print_json
 from marlvec.cli.display import NOTHING, Rollout, fits, print_table, tracks
 from marlvec.collect import Collector, SampleBatch
 from marlvec.collect.callbacks import Callback
