@@ -162,7 +162,7 @@ class OwnSpace(spaces.Box):
         (np.ma.masked_array([1], [True]), "cannot be saved"),
         (object(), "cannot be saved"),
         (np.tanh, "is <ufunc 'tanh'>, which is not registered"),
-        (OwnSpace(0, 1, (2,)), "is a OwnSpace; only Gymnasium's own spaces can be saved"),
+        (OwnSpace(0, 1, (2,)), "is a OwnSpace; only Gymnasium's own spaces and"),
     ],
 )
 def test_what_has_no_form_is_an_error_that_says_where(value: Any, text: str) -> None:

@@ -18,8 +18,7 @@ import numpy as np
 import pytest
 
 from marlvec.errors import ArgumentError, ContractError, RefusedError
-from marlvec.external import Client, Server, make_token
-from marlvec.external import handshake as tokens
+from marlvec.external import Client, Server, make_token, tokens
 from marlvec.external.connections import Connection
 from marlvec.external.messages import Frame, Message, Type, pack_frame, write_array, write_message
 from marlvec.external.session import Session
