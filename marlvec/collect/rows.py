@@ -100,7 +100,7 @@ class PolicyRows(Rows):
         return self[name] if name in self._source else default
 
     def replace(self, **columns: Tree) -> PolicyRows:
-        """As of other rows; what nobody has read yet is not copied here, either."""
+        """As of other rows; what has not been read yet is not copied here, either."""
         for column in columns.values():
             if type(column) is not np.ndarray or not column.ndim or len(column) != self._n:
                 self._check(columns)
