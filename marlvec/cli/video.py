@@ -58,7 +58,7 @@ def check_output(path: Path, fps: float | None) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class SavedStep:
     """A saved step of an env's episode, from which a video starts."""
 
     path: Path  # its file
@@ -78,7 +78,7 @@ class Moment:
             raise ArgumentError(f"--from {self.path}: {error}") from error
 
 
-def read_moment(path: Path | None, env_id: int | None) -> Moment | None:
+def read_moment(path: Path | None, env_id: int | None) -> SavedStep | None:
     """Read the saved step of env ``env_id`` (None: the only one) from a file of `marlvec.save_state`."""
     if path is None:
         if env_id is not None:
@@ -94,7 +94,7 @@ def read_moment(path: Path | None, env_id: int | None) -> Moment | None:
     place = ids.index(chosen)
     if not state["running"][place] or state["over"][place]:
         raise ArgumentError(f"--from {path}: env {chosen} was saved between two episodes; expected a running one")
-    return Moment(path, state, chosen)
+    return SavedStep(path, state, chosen)
 
 
 class Camera:
@@ -105,7 +105,7 @@ class Camera:
     given.
     """
 
-    def __init__(self, envs: VectorEnv, video: VideoFile, episodes: int, begin: Moment | None = None) -> None:
+    def __init__(self, envs: VectorEnv, video: VideoFile, episodes: int, begin: SavedStep | None = None) -> None:
         self._envs, self._video, self._begin = envs, video, begin
         self._first: VectorStep | None = None  # rows of that step, not received yet
         self._left = np.full(envs.num_envs, episodes)
@@ -179,7 +179,7 @@ def record_episodes(
     episodes: int,
     fps: float | None,
     console: Console,
-    begin: Moment | None = None,
+    begin: SavedStep | None = None,
 ) -> Recording:
     """Play episodes, ``episodes`` of each env, and write a video of them; see `Camera`.
 

@@ -43,7 +43,7 @@ BOOL, INT, NUMBER, ANY = "b", "iu", "fiub", None
 """Dtype kinds (`numpy.dtype.kind`) of a column; ANY: those of its space."""
 
 
-class Column(NamedTuple):
+class ColumnSpec(NamedTuple):
     """One column."""
 
     name: str
@@ -58,33 +58,33 @@ VERSION = "policy_version"
 """The column that has one number for all rows of an answer."""
 
 _ROW, _OUTCOME, _ANSWER, _READ, _NONE = Source
-COLUMNS: dict[str, Column] = {
+COLUMNS: dict[str, ColumnSpec] = {
     column.name: column
     for column in (
-        Column("obs", ANY, _ROW, is_wide=True, from_env=True),
-        Column("actions", ANY, _ANSWER, is_wide=True),
-        Column("actions_for_env", ANY, _ANSWER, is_wide=True),
-        Column("rewards", NUMBER, _OUTCOME),
-        Column("next_obs", ANY, _READ, is_wide=True),
-        Column("terminated", BOOL, _OUTCOME),
-        Column("truncated", BOOL, _OUTCOME),
-        Column("next_obs_missing", BOOL, _READ),
-        Column("state", NUMBER, _ROW, is_wide=True, from_env=True),
-        Column("next_state", NUMBER, _READ, is_wide=True),
-        Column("action_mask", BOOL, _ROW, is_wide=True, from_env=True, is_late=True),
-        Column("next_action_mask", BOOL, _READ, is_wide=True),
-        Column("t", INT, _ROW),
-        Column("env_t", INT, _READ),
-        Column("next_env_t", INT, _READ),
-        Column("eps_id", INT, _ROW),
-        Column("unroll_id", INT, _READ),
-        Column("env_id", INT, _ROW),
-        Column("agent_index", INT, _ROW),
-        Column(VERSION, INT, _ANSWER),
+        ColumnSpec("obs", ANY, _ROW, is_wide=True, from_env=True),
+        ColumnSpec("actions", ANY, _ANSWER, is_wide=True),
+        ColumnSpec("actions_for_env", ANY, _ANSWER, is_wide=True),
+        ColumnSpec("rewards", NUMBER, _OUTCOME),
+        ColumnSpec("next_obs", ANY, _READ, is_wide=True),
+        ColumnSpec("terminated", BOOL, _OUTCOME),
+        ColumnSpec("truncated", BOOL, _OUTCOME),
+        ColumnSpec("next_obs_missing", BOOL, _READ),
+        ColumnSpec("state", NUMBER, _ROW, is_wide=True, from_env=True),
+        ColumnSpec("next_state", NUMBER, _READ, is_wide=True),
+        ColumnSpec("action_mask", BOOL, _ROW, is_wide=True, from_env=True, is_late=True),
+        ColumnSpec("next_action_mask", BOOL, _READ, is_wide=True),
+        ColumnSpec("t", INT, _ROW),
+        ColumnSpec("env_t", INT, _READ),
+        ColumnSpec("next_env_t", INT, _READ),
+        ColumnSpec("eps_id", INT, _ROW),
+        ColumnSpec("unroll_id", INT, _READ),
+        ColumnSpec("env_id", INT, _ROW),
+        ColumnSpec("agent_index", INT, _ROW),
+        ColumnSpec(VERSION, INT, _ANSWER),
         # After the columns of policies and connectors:
-        Column("off_policy", BOOL, _ANSWER, is_late=True),
-        Column("first", BOOL, _NONE),
-        Column("last", BOOL, _NONE),
+        ColumnSpec("off_policy", BOOL, _ANSWER, is_late=True),
+        ColumnSpec("first", BOOL, _NONE),
+        ColumnSpec("last", BOOL, _NONE),
     )
 }
 """By name, in the order of a batch."""

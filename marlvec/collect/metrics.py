@@ -1,6 +1,6 @@
 """`Metrics`: returns, lengths and durations of episodes, counts of lost ones, and seconds per part of the loop.
 
-`EpisodeTable` stores the last finished episodes as arrays; `RolloutState` holds the counters, running episodes and
+`EndedEpisodes` stores the last finished episodes as arrays; `RolloutState` holds the counters, running episodes and
 waiting rows of a rollout, published by one store.
 """
 
@@ -242,7 +242,7 @@ _TABLE_FIELDS = {
 _PER_AGENT = {"returns", "lengths", "present", "truncated", "policy"}
 
 
-class EpisodeTable:
+class EndedEpisodes:
     """The last finished episodes; statistics are over ``window`` of them.
 
     Rows are appended. When the arrays are full, the last rows are copied into new arrays: no row is ever overwritten.
@@ -465,7 +465,7 @@ class Metrics:
         current: CurrentState | None = None,
     ) -> None:
         self._current = CurrentState(0) if current is None else current
-        self._table = EpisodeTable(len(agents), window)
+        self._table = EndedEpisodes(len(agents), window)
         self.agents, self.policies = agents, policies
         self.collectors: tuple[CollectorStats, ...] = ()
         self._values: dict[str, deque[float]] = {}

@@ -341,7 +341,7 @@ class Shares:
         return partial(vars(self).update, _goal=found["goal"], _shares=shares)
 
 
-class Fragments:
+class FragmentPlan:
     """Fragments of one size, in order of arrival, within the bound on lag; see `Pacing`.
 
     Without `fragment`, their size is the first batch's amount divided by the number of collectors.
@@ -414,7 +414,7 @@ class Fragments:
         return partial(vars(self).update, _fragment=found["fragment"], _unit=found["unit"], _pacing=pacing)
 
 
-Plan = Shares | Fragments
+Plan = Shares | FragmentPlan
 """Decides how much to request of each collector, and which answers make the next batch; see `Shares`."""
 
 

@@ -26,7 +26,8 @@ from marlvec.distributed.server import (
     Answer,
     Change,
     CheckState,
-    Command,
+    CollectorCommand,
+    CollectRequest,
     GetState,
     HandedOver,
     MapPolicies,
@@ -34,7 +35,6 @@ from marlvec.distributed.server import (
     PolicyChange,
     Raised,
     RemovePolicy,
-    Request,
     Start,
     Started,
     TrainPolicies,
@@ -571,13 +571,13 @@ class CollectorGroup:
             entry = self.issue(index, 0, 0)
             self._commands[entry.id] = change
             collector.changes.add(change)
-            self.ask(entry, Command(entry.id, index, collector.epoch, self._log[change]))
+            self.ask(entry, CollectorCommand(entry.id, index, collector.epoch, self._log[change]))
 
     def question(self, index: int, content: GetState | CheckState) -> None:
         """Send a collector a question; its reply will be in `replies`."""
         entry = self.issue(index, 0, 0)
         self._commands[entry.id] = None
-        self.ask(entry, Command(entry.id, index, entry.epoch, content))
+        self.ask(entry, CollectorCommand(entry.id, index, entry.epoch, content))
 
     @property
     def has_commands(self) -> bool:
@@ -591,7 +591,7 @@ class CollectorGroup:
         collector.in_doubt = True
         return self._ledger.issue(index, collector.epoch, amount, base)
 
-    def ask(self, entry: Entry, request: Request | Command) -> None:
+    def ask(self, entry: Entry, request: CollectRequest | CollectorCommand) -> None:
         """Send a recorded request."""
         collector = self.collectors[entry.collector]
         if not collector.tickets:

@@ -20,7 +20,16 @@ from marlvec.collect.policies import (
     PoliciesToTrain,
     TrainedPolicies,
 )
-from marlvec.distributed.accounting import Accounting, Fragments, Ledger, Plan, Shares, joined, oldest_row, stats_after
+from marlvec.distributed.accounting import (
+    Accounting,
+    FragmentPlan,
+    Ledger,
+    Plan,
+    Shares,
+    joined,
+    oldest_row,
+    stats_after,
+)
 from marlvec.distributed.collector_group import (
     CollectorGroup,
     HeadCallbacks,
@@ -32,10 +41,10 @@ from marlvec.distributed.collector_group import (
 from marlvec.distributed.engine import Engine, SyncEngine
 from marlvec.distributed.server import (
     AddPolicy,
+    CollectRequest,
     Place,
     PolicyChange,
     RemovePolicy,
-    Request,
     TrainPolicies,
     pickled,
 )
@@ -265,7 +274,7 @@ class Collectors(ProcessBound, StatefulCollectors, BatchSource):
             merged = None if collector.merged == rounds.number else rounds.merged
             collector.merged = rounds.number
             hands_over, wants_pipelines = rounds.ask(index)
-            request = Request(
+            request = CollectRequest(
                 id=entry.id,
                 index=index,
                 epoch=entry.epoch,
@@ -585,7 +594,7 @@ def _plan(fragment: int | None, max_in_flight: int, max_policy_lag: int | None, 
     most = count_from(max_in_flight, f"Collectors(max_in_flight={max_in_flight!r})")
     if max_policy_lag is not None and (whole_number(max_policy_lag) is None or max_policy_lag < 0):
         raise ArgumentError(f"max_policy_lag must be an integer of at least 0, or None, got {max_policy_lag!r}")
-    return Fragments(size, most, max_policy_lag)
+    return FragmentPlan(size, most, max_policy_lag)
 
 
 def _checked(build: Build) -> Build:

@@ -10,9 +10,18 @@ from typing import Any, Protocol
 import cloudpickle
 
 from marlvec.distributed.accounting import LostReason
-from marlvec.distributed.server import Answer, CollectorServer, Command, Place, Raised, Request, Start, Started
+from marlvec.distributed.server import (
+    Answer,
+    CollectorCommand,
+    CollectorServer,
+    CollectRequest,
+    Place,
+    Raised,
+    Start,
+    Started,
+)
 
-Message = Start | Request | Command
+Message = Start | CollectRequest | CollectorCommand
 Reply = Started | Answer | Raised
 
 

@@ -96,7 +96,7 @@ class Started:
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class CollectRequest:
     """Collect rows."""
 
     id: int
@@ -111,7 +111,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Command:
+class CollectorCommand:
     """Do something other than collecting, in order with requests."""
 
     id: int
@@ -317,14 +317,14 @@ class CollectorServer:
         self._added: set[str] = set()  # trained policies that were added later
         self._leaving: list[RemovePolicy] = []  # removals of policies that still play
 
-    def answer(self, message: Start | Request | Command) -> Started | Answer | Raised:
+    def answer(self, message: Start | CollectRequest | CollectorCommand) -> Started | Answer | Raised:
         """Execute a message and return its answer; exceptions of the user's code are answers, too."""
         before, began = self._idle_since, perf_counter()
         if isinstance(message, Start):
             started = self._start(message)
             self._idle_since = perf_counter()
             return started
-        answer = self._run(message) if isinstance(message, Request) else self._obey(message)
+        answer = self._run(message) if isinstance(message, CollectRequest) else self._obey(message)
         self._idle_since = perf_counter()
         return replace(answer, seconds=(began - before, self._idle_since - began))
 
@@ -365,7 +365,7 @@ class CollectorServer:
             check_learner_chain(collector, name)
         return collector
 
-    def _run(self, request: Request) -> Answer:
+    def _run(self, request: CollectRequest) -> Answer:
         collector = self.collector
         assert collector is not None  # `Start` came first
         try:
@@ -377,7 +377,7 @@ class CollectorServer:
             return Answer(request.id, request.epoch, raised=Raised.of(error, where))
         return Answer(request.id, request.epoch, (batch,), collector.metrics.take_delta(), handed)
 
-    def _obey(self, command: Command) -> Answer:
+    def _obey(self, command: CollectorCommand) -> Answer:
         try:
             return Answer(command.id, command.epoch, value=self._done(command.content))
         except Exception as error:
@@ -436,7 +436,7 @@ class CollectorServer:
             return None
         return content.apply(collector)
 
-    def _prepare(self, request: Request, collector: Collector) -> None:
+    def _prepare(self, request: CollectRequest, collector: Collector) -> None:
         self._leaving = [content for content in self._leaving if not content.retry(collector)]
         if request.merged is not None:
             self._take_merged(request.merged)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from marlvec.collect import MultiAgentBatch
-from marlvec.collect.metrics import CollectorStats, Counters, EpisodeTable, Metrics, MetricsDelta
+from marlvec.collect.metrics import CollectorStats, Counters, EndedEpisodes, Metrics, MetricsDelta
 from marlvec.collect.state import (
     StateLoader,
     batch_from,
@@ -263,7 +263,7 @@ def answer_from(state: Any) -> Answer:
 
 
 def _get_delta_state(delta: MetricsDelta) -> State:
-    table = EpisodeTable(len(delta.agents), max(1, len(delta.episodes)))
+    table = EndedEpisodes(len(delta.agents), max(1, len(delta.episodes)))
     table.add(delta.episodes)
     return {
         "agents": list(delta.agents),
@@ -278,6 +278,6 @@ def _get_delta_state(delta: MetricsDelta) -> State:
 def _delta_from(state: Any) -> MetricsDelta:
     where = "metrics of an answer"
     found = read_fields(state, where, **{**field_types(MetricsDelta), "episodes": dict[str, Any]})
-    table = EpisodeTable(len(found["agents"]), max(1, number_field(found["episodes"], "size", where)))
+    table = EndedEpisodes(len(found["agents"]), max(1, number_field(found["episodes"], "size", where)))
     table.prepare(found["episodes"], {})()
     return MetricsDelta(**{**found, "episodes": table.last()})

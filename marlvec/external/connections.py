@@ -101,7 +101,7 @@ _QUIET = logging.getLogger("marlvec.external.websockets")
 _QUIET.setLevel(logging.CRITICAL)  # marlvec logs invalid requests itself, once
 
 
-class Stage(Enum):
+class ConnectionStage(Enum):
     """How far a connection has come."""
 
     REQUEST = "no WebSocket request has come"
@@ -133,7 +133,7 @@ class Connection:
         self._parts_bytes = 0
         self._read_bytes = 0
         self.unsent_bytes = 0  # with the overhead of their lists
-        self.stage = Stage.REQUEST
+        self.stage = ConnectionStage.REQUEST
         self.host = ""  # header of the request
         self.began = self.heard = self.pinged = now
         self.unfinished: float | None = None  # when the message that is still incomplete began
@@ -169,11 +169,11 @@ class Connection:
         if not data:
             raise EOFError("the client closed the connection")
         self.heard = now
-        if self.stage is not Stage.OPEN:
+        if self.stage is not ConnectionStage.OPEN:
             self._read_bytes += len(data)
-            if self.stage is Stage.CLOSING:
+            if self.stage is ConnectionStage.CLOSING:
                 return []
-            if self._read_bytes > _MAX_REQUEST and self.stage is Stage.REQUEST:
+            if self._read_bytes > _MAX_REQUEST and self.stage is ConnectionStage.REQUEST:
                 raise EOFError(f"more than {_MAX_REQUEST} bytes came before a WebSocket request")
         with self._lock:
             protocol = self._protocol
@@ -213,10 +213,10 @@ class Connection:
             response = self._protocol.reject(refusal[0], refusal[1] + "\n")
         self._protocol.send_response(response)
         if response.status_code == 101:
-            self.stage = Stage.OPEN
+            self.stage = ConnectionStage.OPEN
         else:
             self.error = f"request refused with status {response.status_code}"
-            self.stage = Stage.CLOSING
+            self.stage = ConnectionStage.CLOSING
 
     def _assemble(self, data: bytes, *, fin: bool) -> bytes | None:
         """Join fragments; None: more fragments follow."""
@@ -239,8 +239,8 @@ class Connection:
             exception = protocol.parser_exc or protocol.handshake_exc
             if not self.error and exception is not None:
                 self.error = f"{type(exception).__name__}: {exception}"
-            if self.stage is not Stage.CLOSED:
-                self.stage = Stage.CLOSING
+            if self.stage is not ConnectionStage.CLOSED:
+                self.stage = ConnectionStage.CLOSING
             return True
         return False
 
@@ -253,7 +253,7 @@ class Connection:
     def send_all(self, messages: Iterable[bytes], now: float) -> None:
         """Send several messages in one piece."""
         with self._lock:
-            if self.stage is Stage.OPEN:
+            if self.stage is ConnectionStage.OPEN:
                 for data in messages:
                     self._protocol.send_binary(data)
                 self._flush(now)
@@ -262,17 +262,17 @@ class Connection:
         """Send a WebSocket ping."""
         self.pinged = now
         with self._lock:
-            if self.stage is Stage.OPEN:
+            if self.stage is ConnectionStage.OPEN:
                 self._protocol.send_ping(b"")
                 self._flush(now)
 
     def end(self, code: int, reason: str, now: float) -> None:
         """Begin to close, after the waiting bytes."""
         with self._lock:
-            if self.stage is Stage.OPEN:
+            if self.stage is ConnectionStage.OPEN:
                 self._protocol.fail(code, reason)
                 self.error = self.error or reason
-                self.stage = Stage.CLOSING
+                self.stage = ConnectionStage.CLOSING
                 self._flush(now)
 
     def write(self, now: float) -> None:
@@ -288,7 +288,7 @@ class Connection:
     def close(self) -> None:
         """Close the socket at once; may be called again."""
         with self._lock:
-            self.stage = Stage.CLOSED
+            self.stage = ConnectionStage.CLOSED
             self._out.clear()
             self._parts.clear()
             self.unsent_bytes = self._parts_bytes = 0
@@ -310,7 +310,7 @@ class Connection:
             self._want_write(self)
 
     def _push(self, now: float) -> None:
-        while self._out and self.stage is not Stage.CLOSED:
+        while self._out and self.stage is not ConnectionStage.CLOSED:
             data = self._out[0]
             try:
                 sent = self.sock.send(data)

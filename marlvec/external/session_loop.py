@@ -21,7 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from marlvec.errors import ArgumentError, ConnectionLost, ProtocolError, RefusedError, ResourceError
-from marlvec.external.connections import Connection, RequestFilter, Stage
+from marlvec.external.connections import Connection, ConnectionStage, RequestFilter
 from marlvec.external.episode import EpisodeGateway
 from marlvec.external.exchange import Account, Limits
 from marlvec.external.handshake import ServerHandshake, Welcome
@@ -230,7 +230,7 @@ class SocketLoop:
         try:
             if mask & _WRITE:
                 connection.write(now)
-            if mask & _READ and connection.stage is not Stage.CLOSED:
+            if mask & _READ and connection.stage is not ConnectionStage.CLOSED:
                 messages = connection.read(now)
                 for message in messages:
                     self.session_manager.receive(connection, message)
@@ -259,12 +259,12 @@ class SocketLoop:
 
     def _watch(self, connection: Connection) -> None:
         """Register the socket events that a connection needs."""
-        if connection.stage is Stage.CLOSED or connection not in self._masks:
+        if connection.stage is ConnectionStage.CLOSED or connection not in self._masks:
             return
         mask = 0 if connection.is_sent else _WRITE
         if not connection.is_full and connection not in self._slow:
             mask |= _READ
-        if connection.stage is Stage.CLOSING and connection.is_sent:
+        if connection.stage is ConnectionStage.CLOSING and connection.is_sent:
             with contextlib.suppress(OSError):
                 connection.sock.shutdown(socket.SHUT_WR)
         if mask == self._masks[connection]:
@@ -370,7 +370,7 @@ class SessionManager:
 
     def receive(self, connection: Connection, data: bytes | bytearray) -> None:
         """Process one whole message."""
-        if connection.stage is not Stage.OPEN or connection in self._penalties:
+        if connection.stage is not ConnectionStage.OPEN or connection in self._penalties:
             return
         who = self.connections[connection]
         try:
@@ -556,7 +556,7 @@ class SessionManager:
             elif (
                 isinstance(who, Session)
                 and now - max(connection.heard, connection.pinged) > limits.heartbeat_seconds
-                and connection.stage is Stage.OPEN
+                and connection.stage is ConnectionStage.OPEN
             ):
                 connection.ping(now)
         for session in list(self.sessions.values()):
@@ -569,7 +569,7 @@ class SessionManager:
 
     def _overdue(self, connection: Connection, who: object, now: float) -> str | None:
         limits = self._limits
-        if connection.stage is Stage.CLOSING:
+        if connection.stage is ConnectionStage.CLOSING:
             if connection.closing is None:
                 connection.closing = now
             return "closed" if now - connection.closing > _LINGER else None
@@ -621,7 +621,7 @@ class SessionManager:
     def close(self) -> None:
         """Send all clients that the server closes, and disconnect them without waiting."""
         for connection in list(self.connections):
-            if connection.stage is Stage.OPEN:
+            if connection.stage is ConnectionStage.OPEN:
                 self._refuse(connection, "closing", "the server closes")
             self.drop(connection, "the server closes")
         for session in list(self.sessions.values()):

@@ -403,14 +403,14 @@ class LoggedStep:
 
 
 @dataclass(frozen=True, slots=True)
-class EpisodeLog:
+class LoggedEpisode:
     """One episode."""
 
     moments: Sequence[LoggedStep]  # in order; no agent acts in the last one
     as_policy: bool  # its actions are a policy's outputs, and not the actions that the env received
 
 
-def read_logs(dataset: Dataset, agents: Sequence[str]) -> Callable[[], Iterator[EpisodeLog]]:
+def read_logs(dataset: Dataset, agents: Sequence[str]) -> Callable[[], Iterator[LoggedEpisode]]:
     """Return a function that iterates over a dataset's episodes, from the first one at each call.
 
     An episode without an end is truncated at its last row. An episode that lacks rows in the middle raises
@@ -422,7 +422,7 @@ def read_logs(dataset: Dataset, agents: Sequence[str]) -> Callable[[], Iterator[
         return lambda: (_of_arrays(episode, agents[0]) for episode in dataset.iterate_episodes())
     if hasattr(dataset, "episode_batches"):
 
-        def read_groups() -> Iterator[EpisodeLog]:
+        def read_groups() -> Iterator[LoggedEpisode]:
             for group in dataset.episode_batches():
                 _check(group, agents)
                 yield from _of_batch(group, agents)
@@ -475,10 +475,10 @@ def _check(batch: MultiAgentBatch, agents: Sequence[str]) -> None:
             )
 
 
-def _of_batch(batch: MultiAgentBatch, agents: Sequence[str]) -> Iterator[EpisodeLog]:
+def _of_batch(batch: MultiAgentBatch, agents: Sequence[str]) -> Iterator[LoggedEpisode]:
     ids = [rows["eps_id"] for rows in batch.values()]
     for eps_id in np.unique(np.concatenate(ids)).tolist() if ids else ():
-        yield EpisodeLog(_moments(eps_id, batch, agents), as_policy=True)
+        yield LoggedEpisode(_moments(eps_id, batch, agents), as_policy=True)
 
 
 def _moments(eps_id: int, batch: Mapping[str, SampleBatch], agents: Sequence[str]) -> list[LoggedStep]:
@@ -519,7 +519,7 @@ def _note(rows: SampleBatch, i: int, agent: str, moments: dict[int, LoggedStep])
         ends.ended[agent] = (None if is_missing else _at(rows["next_obs"], i), terminated, truncated)
 
 
-def _of_arrays(episode: Any, agent: str) -> EpisodeLog:
+def _of_arrays(episode: Any, agent: str) -> LoggedEpisode:
     """Convert a Minari episode: arrays over time T, observations T + 1."""
     length = len(episode.rewards)
     moments = [
@@ -532,7 +532,7 @@ def _of_arrays(episode: Any, agent: str) -> EpisodeLog:
     ]
     terminated, truncated = bool(episode.terminations[-1]), bool(episode.truncations[-1])
     ending = (_at(episode.observations, length), terminated, truncated or not terminated)
-    return EpisodeLog([*moments, LoggedStep({agent: float(episode.rewards[-1])}, {agent: ending})], as_policy=False)
+    return LoggedEpisode([*moments, LoggedStep({agent: float(episode.rewards[-1])}, {agent: ending})], as_policy=False)
 
 
 def _at(tree: Any, i: int) -> Any:
@@ -752,7 +752,7 @@ class Replay(ExternalEnv):
             # In turns, so that the collector finds rows of all episodes.
             playing = [play for play in playing if next(play, self) is not self]
 
-    def _logs(self) -> Iterator[EpisodeLog]:
+    def _logs(self) -> Iterator[LoggedEpisode]:
         rounds = 0
         while self._repeat is None or rounds < self._repeat:
             before = rounds
@@ -762,7 +762,7 @@ class Replay(ExternalEnv):
             if rounds == before:
                 return  # the dataset has no episode
 
-    def _play(self, log: EpisodeLog, timeout: float | None) -> Iterator[None]:
+    def _play(self, log: LoggedEpisode, timeout: float | None) -> Iterator[None]:
         """Begin an episode, then log one row each time."""
         episode = self.start_episode(training_enabled=self._training_enabled, timeout=timeout)
         yield

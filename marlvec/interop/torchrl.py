@@ -76,7 +76,7 @@ def nested(space: Space[Any], values: Any) -> Any:
     return values
 
 
-class ActionReader:
+class TensorActionReader:
     """Reads actions from a tensordict, as numbers of their space."""
 
     def __init__(self, tree: SpaceTree, *, categorical: bool) -> None:
@@ -239,7 +239,9 @@ class TorchRLEnv(EnvBase):  # type: ignore[misc]  # torchrl is Any where it is n
         if taken := _ROOT.intersection(self.group_map):
             raise ArgumentError(f"group_map: {taken.pop()!r} is a key of TorchRL; choose another group name")
         self._places = [find_places(envs.spec, name, members) for name, members in self.group_map.items()]
-        self._readers = [ActionReader(group.action_tree, categorical=categorical_actions) for group in envs.spec.groups]
+        self._readers = [
+            TensorActionReader(group.action_tree, categorical=categorical_actions) for group in envs.spec.groups
+        ]
         self._mask_sizes = [
             {None: group.mask_size, True: group.choices, False: None}[action_masks] for group in envs.spec.groups
         ]

@@ -18,7 +18,7 @@ from marlvec.collect.batch import MultiAgentBatch, SampleBatch
 from marlvec.collect.batch_files import arrow_libraries
 from marlvec.errors import ArgumentError, CheckpointError
 from marlvec.external.vector_env import ExternalVectorEnv, Replay, replay
-from marlvec.recording.files import Manifest, Session, read_manifest, read_schema, space_from
+from marlvec.recording.files import Manifest, RecordingSession, read_manifest, read_schema, space_from
 from marlvec.recording.rows import RecordedRows
 from marlvec.serialization.atomic_file import FilePath
 from marlvec.trees import Tree, tree_leaves, zip_trees
@@ -144,7 +144,7 @@ class RecordedDataset(Mapping[str, RecordedRows]):
     ) -> None:
         self.folder, self.notes = folder, notes
         self._manifest, self._envs = manifest, envs
-        self.sessions: tuple[Session, ...] = tuple(manifest.sessions)
+        self.sessions: tuple[RecordingSession, ...] = tuple(manifest.sessions)
         ids = dict.fromkeys(file.policy for part in manifest.parts for file in part.files)
         self._policies = {name: RecordedRows(folder, manifest, name, verify=verify) for name in ids}
 

@@ -165,7 +165,7 @@ class Part(NamedTuple):
 
 
 @dataclass(slots=True)
-class Session:
+class RecordingSession:
     """One recorder's writing to the folder, from opening to closing it."""
 
     about: dict[str, Any]  # facts noted when it began: time, seed, policies
@@ -176,7 +176,7 @@ class Session:
 class Manifest:
     """Content of a manifest, in order."""
 
-    sessions: list[Session] = field(default_factory=list)
+    sessions: list[RecordingSession] = field(default_factory=list)
     forms: list[tuple[str, TableForm]] = field(default_factory=list)  # by form number: policy id, form of its columns
     parts: list[Part] = field(default_factory=list)
     size: int = 0  # bytes up to the end of the last complete line
@@ -235,7 +235,7 @@ def _add(manifest: Manifest, line: Any) -> None:
         if line["format"] != FORMAT:
             raise _OtherFormat(f"{line['format']!r:.50}")
         _expect("session", line["session"], len(manifest.sessions))
-        manifest.sessions.append(Session(dict(line["about"])))
+        manifest.sessions.append(RecordingSession(dict(line["about"])))
     elif "form" in line:
         _expect("form", line["form"], len(manifest.forms))
         form = TableForm.from_json(line["columns"], line["forms"])

@@ -35,7 +35,7 @@ from marlvec.recording.files import (
     Manifest,
     Part,
     PartFileWriter,
-    Session,
+    RecordingSession,
     append_lines,
     check_same_envs,
     describe_envs,
@@ -526,7 +526,7 @@ class PartWriter:
         """Begin a session in the manifest, before the first batch."""
         number = len(self._manifest.sessions)
         self._append_now(session_line(number, about))
-        self._manifest.sessions.append(Session(dict(about)))
+        self._manifest.sessions.append(RecordingSession(dict(about)))
         self.session = number
 
     def cut(self, size: int) -> None:

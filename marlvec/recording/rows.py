@@ -278,7 +278,7 @@ def _check_sum(path: Path, file: PartFile) -> None:
         )
 
 
-class Block(NamedTuple):
+class FileBlock(NamedTuple):
     """A block of a file: rows that are read together."""
 
     shelf: int  # number of the file
@@ -292,8 +292,8 @@ class Minibatches:
     def __init__(
         self,
         form: TableForm,
-        blocks: Sequence[Block],
-        read: Callable[[Block], Arrays],
+        blocks: Sequence[FileBlock],
+        read: Callable[[FileBlock], Arrays],
         *,
         size: int,
         seed: int | None,
@@ -547,7 +547,7 @@ class RecordedRows:
         """
         form = self._chosen(columns)
         blocks = [
-            Block(k, b, rows) for k, (_, file) in enumerate(self._store.files) for b, rows in enumerate(file.blocks)
+            FileBlock(k, b, rows) for k, (_, file) in enumerate(self._store.files) for b, rows in enumerate(file.blocks)
         ]
         names = list(form.forms)
         return Minibatches(

@@ -28,10 +28,10 @@ from marlvec.testing.connector_trial import (
     ColumnLike,
     ConnectorDriver,
     EpisodeTrial,
-    Moment,
     Refused,
-    Report,
     Trial,
+    TrialReport,
+    TrialStep,
     has_leaves,
     keys_of,
     outsider,
@@ -128,7 +128,7 @@ def check_inputs(trial: Trial) -> None:
     hint = "copy an array before you write to it"
     player, quiet = trial.player(), trial.player()
     for k, moment in enumerate(trial.fresh_moments()):
-        expected = quiet.see(Moment(_copy_rows(moment.rows), _copy_rows(moment.answer), moment.over))
+        expected = quiet.see(TrialStep(_copy_rows(moment.rows), _copy_rows(moment.answer), moment.over))
         rows = _copy_rows(moment.rows)
         out = player.call(rows)
         _untouched(trial, moment.rows, rows, k, hint)
@@ -311,7 +311,7 @@ def check_state(trial: Trial) -> None:
 def check_subsets(trial: EpisodeTrial) -> None:
     """Other rows in the call, and other envs and agents, make no difference; resets are checked elsewhere."""
     rng = np.random.default_rng(0)
-    moments = [Moment(moment.rows, moment.answer) for moment in trial.moments()]
+    moments = [TrialStep(moment.rows, moment.answer) for moment in trial.moments()]
     for training in trial.modes:
         _in_parts(trial, training, lambda m: _halves(trial, m, rng), "in a call without the others", _ACROSS)
         player = trial.player(training=training)
@@ -560,7 +560,7 @@ def _check(trial: _T, checks: Mapping[str, Callable[[_T], None]]) -> None:
         check(trial)
 
 
-Parts = Callable[[Moment], list[Any]]
+Parts = Callable[[TrialStep], list[Any]]
 
 _ACROSS = "one that looks at other agents of its env sets across_agents; one that learns says what in merge_states()"
 _ORDER = "where a row stands means nothing: go by env_id and agent_index"
@@ -587,7 +587,7 @@ def _compare(trial: EpisodeTrial, whole: Rows, outs: list[Rows], k: int, conditi
         trial.report.compare(out, mine, k, f"as {condition}", hint, near=True)
 
 
-def _halves(trial: EpisodeTrial, moment: Moment, rng: np.random.Generator) -> list[Any]:
+def _halves(trial: EpisodeTrial, moment: TrialStep, rng: np.random.Generator) -> list[Any]:
     side = rng.random((trial.num_envs, len(trial.agents))) < 0.5
     if trial.across:
         side[:] = side[:, :1]
@@ -641,7 +641,7 @@ def _go_on(trial: Trial, player: ConnectorDriver, others: list[ConnectorDriver],
         trial.report.same(player.piece.state_dict(), other.piece.state_dict(), f"the state in the end {condition}")
 
 
-def _plain_state(report: Report, piece: Connector) -> Any:
+def _plain_state(report: TrialReport, piece: Connector) -> Any:
     with report.asking("state_dict()"):
         state = piece.state_dict()
     if not isinstance(state, dict):
@@ -651,7 +651,7 @@ def _plain_state(report: Report, piece: Connector) -> Any:
     return state
 
 
-def _refuses_foreign(report: Report, piece: Connector) -> None:
+def _refuses_foreign(report: TrialReport, piece: Connector) -> None:
     """Raise if a connector accepts another connector's state."""
     state = copy.deepcopy(piece.state_dict())
     try:
@@ -679,7 +679,7 @@ def _odd(state: Any, path: str) -> str | None:
     return f"{type(state).__name__} at {path}"
 
 
-def _share(trial: EpisodeTrial, moments: list[Moment], i: int) -> list[Moment]:
+def _share(trial: EpisodeTrial, moments: list[TrialStep], i: int) -> list[TrialStep]:
     """Return the moments of the envs that the first or second of two connectors sees."""
     return [moment.of_envs(tuple(range(i, trial.num_envs, 2))) for moment in moments]
 
@@ -700,7 +700,7 @@ def _take_merged(trial: Trial, pieces: list[Connector], merged: Any) -> None:
             piece.take_merged(copy.deepcopy(merged))
 
 
-def _read_back(report: Report, piece: Connector) -> Connector | None:
+def _read_back(report: TrialReport, piece: Connector) -> Connector | None:
     """Build a connector from another one's config; None if the config names an unregistered class or function."""
     with report.asking("to_config()"):
         try:
@@ -733,7 +733,7 @@ _FIRST = "a row that has `first` begins an episode: nothing is remembered of the
 
 def _compare_reset(
     trial: EpisodeTrial,
-    after: list[Moment],
+    after: list[TrialStep],
     envs: tuple[int, ...],
     between: Callable[[ConnectorDriver], None],
     condition: str,

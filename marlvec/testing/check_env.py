@@ -26,16 +26,16 @@ from marlvec.envs.user_env import wrapper_chain
 from marlvec.errors import ArgumentError, ContractError, MarlvecError
 from marlvec.testing.findings import (
     CHECKS,
-    Fault,
     Finding,
     Findings,
-    Place,
+    PlayedCall,
+    RuleBroken,
     check_names,
     episodes_bar,
     first_difference,
     leaf,
 )
-from marlvec.testing.players import AdapterPlayer, Moment, Player, SlotPlayer
+from marlvec.testing.players import AdapterPlayer, PlayedStep, Player, SlotPlayer
 from marlvec.testing.players_turns import TurnPlayer, WorldEnv
 from marlvec.vector.pools.jax import JaxWorld
 
@@ -213,10 +213,10 @@ _LOOK_AT = 200  # moments in which shared state is searched; a whole episode of 
 _REPEATS = frozenset({"seed", "reset", "shared_state"})
 
 
-class Difference(NamedTuple):
+class EnvDifference(NamedTuple):
     """The first difference between two plays of one seed."""
 
-    place: Place
+    place: PlayedCall
     subject: str
     expected: str
     got: str
@@ -285,7 +285,7 @@ def _reset_advice(player: Player, episodes: int, seed: int) -> str:
     return f"{CHECKS['reset']}; {advice}" if advice else ""
 
 
-def _check_another_seed(player: Player, trace: Sequence[Moment], seed: int, findings: Findings) -> None:
+def _check_another_seed(player: Player, trace: Sequence[PlayedStep], seed: int, findings: Findings) -> None:
     """Play the first episode with another seed and the same actions; a random env must play a different one."""
     for before, now in zip(trace, player.moments(1, seed + 1, actions=seed), strict=False):
         if _difference([before], [now], ""):
@@ -296,14 +296,14 @@ def _check_another_seed(player: Player, trace: Sequence[Moment], seed: int, find
         got = f"the same one for the seeds {seed} and {seed + 1}: after both, {names} is in the same state"
         expected = "another episode for another seed, since the env is random"
         change = f"seed {names} with the seed that reset(seed=…) gets, and not with a number of its own"
-        Difference(Place(player.name, "reset()"), "the seed", expected, got).add_to(findings, "seed", change)
+        EnvDifference(PlayedCall(player.name, "reset()"), "the seed", expected, got).add_to(findings, "seed", change)
 
 
 def _play_alternately(
-    first: Player, second: Player, trace: Sequence[Moment], episodes: int, seed: int, findings: Findings
-) -> Difference | None:
+    first: Player, second: Player, trace: Sequence[PlayedStep], episodes: int, seed: int, findings: Findings
+) -> EnvDifference | None:
     """Play the seed in the second instance while the first plays another seed, call by call."""
-    moments: list[Moment] = []
+    moments: list[PlayedStep] = []
     kept = findings.new()
     for player in (first, second):
         player.log.divert(kept)
@@ -317,7 +317,7 @@ def _play_alternately(
     return difference
 
 
-def _alternate(first: Player, second: Player, own: list[Moment], episodes: int, seed: int) -> Iterator[Moment]:
+def _alternate(first: Player, second: Player, own: list[PlayedStep], episodes: int, seed: int) -> Iterator[PlayedStep]:
     others = first.moments(episodes, seed + 1)
     for moment in second.moments(episodes, seed):
         own.append(moment)
@@ -326,7 +326,7 @@ def _alternate(first: Player, second: Player, own: list[Moment], episodes: int, 
     yield from others
 
 
-def _shared_state_advice(first: Player, second: Player, moments: Iterator[Moment]) -> str:
+def _shared_state_advice(first: Player, second: Player, moments: Iterator[PlayedStep]) -> str:
     """Return the advice on shared state that changes during play; ``""`` if none is found."""
     kept = [player.log.findings for player in (first, second)]
     for player in (first, second):
@@ -339,21 +339,21 @@ def _shared_state_advice(first: Player, second: Player, moments: Iterator[Moment
     return state.advice()
 
 
-def _difference(first: Sequence[Moment], again: Sequence[Moment], source: str) -> Difference | None:
+def _difference(first: Sequence[PlayedStep], again: Sequence[PlayedStep], source: str) -> EnvDifference | None:
     for before, now in zip(first, again, strict=False):
         if before.facts.keys() != now.facts.keys():
             facts, others = (sorted(moment.facts) for moment in (before, now))
             expected = f"the same for the same seed, {facts}"
-            return Difference(now.place, "what it brings", expected, f"{others} from {source}")
+            return EnvDifference(now.place, "what it brings", expected, f"{others} from {source}")
         for subject, fact in before.facts.items():
             if changed := first_difference(fact, now.facts[subject]):
                 where = leaf(subject, changed.path)
                 expected = f"the same for the same seed, {changed.expected}"
-                return Difference(now.place, where, expected, f"{changed.got} from {source}")
+                return EnvDifference(now.place, where, expected, f"{changed.got} from {source}")
     if len(first) != len(again):
         longer = max(first, again, key=len)[min(len(first), len(again))]
         expected = f"{len(first)} calls in all for the same seed"
-        return Difference(longer.place, "the episodes", expected, f"{len(again)} from {source}")
+        return EnvDifference(longer.place, "the episodes", expected, f"{len(again)} from {source}")
     return None
 
 
@@ -469,13 +469,13 @@ def check_env(
         except MarlvecError:
             raise
         except Exception as error:
-            Place(build.entry.id, "__init__()").raised(error)
+            PlayedCall(build.entry.id, "__init__()").raised(error)
         if isinstance(one, JaxWorld):
             try:
                 one = WorldEnv(one)
             except ContractError as error:
                 expected, change = "one that keeps the protocol of JaxWorld", "see marlvec.JaxWorld"
-                Place(one.name, "__init__()").fault("form", "the world", expected, str(error), change)
+                PlayedCall(one.name, "__init__()").fault("form", "the world", expected, str(error), change)
         if any(one is other for other in played):
             _refuse_same(type(one).__name__, findings)
             return None
@@ -497,12 +497,12 @@ def check_env(
                 first = player()
                 if first is not None:
                     check_repeats(first, player, episodes, seed, findings, skipped)
-            except Fault as fault:  # before any env was played
+            except RuleBroken as fault:  # before any env was played
                 findings.add(fault)
             except MarlvecError:
                 raise
             except Exception as error:  # of the check's code: what was found until then is reported with it
-                findings.add(Place(build.entry.id, "reset(seed=…)").stopped(error))
+                findings.add(PlayedCall(build.entry.id, "reset(seed=…)").stopped(error))
         finally:
             for one in played:
                 if callable(close := getattr(one, "close", None)):
@@ -523,7 +523,7 @@ def _listed(found: list[Finding]) -> str:
 
 def _refuse_same(name: str, findings: Findings) -> None:
     change = "build the env in the factory, so that each call makes one: lambda: MyEnv(…), or the class itself"
-    place = Place(name, "__init__()")
+    place = PlayedCall(name, "__init__()")
     findings.note(place, "shared_state", "the factory", "a new env from each call", "the very same one", change)
 
 
@@ -533,5 +533,5 @@ def _player_of(env: Any, max_steps: int, findings: Findings) -> Player:
         adapter = adapt(env)
     except ContractError as error:
         got = f"{type(error).__name__}: {error}"
-        Place(type(env).__name__, "__init__()").fault("form", "the env", "one that make() takes", got)
+        PlayedCall(type(env).__name__, "__init__()").fault("form", "the env", "one that make() takes", got)
     return next(make for kind, make in _PLAYERS if isinstance(adapter, kind))(adapter, max_steps, findings)

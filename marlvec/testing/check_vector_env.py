@@ -14,7 +14,7 @@ import numpy as np
 from gymnasium.spaces import Discrete, Space
 
 from marlvec.errors import ArgumentError, BusyError, ClosedError, NothingPendingError, NotResetError, StateError
-from marlvec.testing.findings import Place, check_member, first_difference, leaf
+from marlvec.testing.findings import PlayedCall, check_member, first_difference, leaf
 from marlvec.trees import map_tree, tree_leaves, zip_trees
 from marlvec.vector.settings import env_seeds
 from marlvec.vector.vector_env import VectorEnv
@@ -301,7 +301,7 @@ class MakeEnvs(Protocol):
     def __call__(self, *, autoreset_mode: str = ..., copy: bool = ...) -> VectorEnv: ...
 
 
-class VectorPlace(Place):
+class VectorPlace(PlayedCall):
     """One check; ``call`` is its name."""
 
     def __str__(self) -> str:

@@ -31,20 +31,20 @@ _WARM = 1_000  # seed of the story that connectors learn from
 class ConnectorDriver:
     """Calls a connector, which is set up, as a collector would."""
 
-    def __init__(self, report: Report, piece: Connector) -> None:
+    def __init__(self, report: TrialReport, piece: Connector) -> None:
         self.report, self.piece = report, piece
 
-    def see(self, moment: Moment) -> Rows:
+    def see(self, moment: TrialStep) -> Rows:
         """Play one moment in one call; return the rows that came out."""
         return self.see_parts(moment, [np.arange(len(moment.rows))])[0]
 
-    def watch(self, moments: Iterable[Moment]) -> Self:
+    def watch(self, moments: Iterable[TrialStep]) -> Self:
         """Play moments, each in one call; return this driver."""
         for moment in moments:
             self.see(moment)
         return self
 
-    def see_parts(self, moment: Moment, parts: Sequence[Any]) -> list[Rows]:
+    def see_parts(self, moment: TrialStep, parts: Sequence[Any]) -> list[Rows]:
         """Play one moment in several calls, each with some of its rows."""
         shares = [moment.take(np.asarray(part, np.int64)) for part in parts]
         outs = [self.call(share.rows) for share in shares]
@@ -69,7 +69,7 @@ class ConnectorDriver:
             self.report.broken(str(differs), differs.expected, differs.got, hint)
         return out
 
-    def answered(self, out: Rows, moment: Moment) -> Rows:
+    def answered(self, out: Rows, moment: TrialStep) -> Rows:
         """Return the rows that came out, with the policy's answer; without last rows, on which no agent acts."""
         places = {key: i for i, key in enumerate(keys_of(moment.rows))}
         came = np.array([places[key] for key in keys_of(out)], np.int64)
@@ -124,31 +124,31 @@ class Trial(ABC):
     cut: ClassVar[int]  # moments before a connector is saved, copied or reset
     _driver: ClassVar[type[ConnectorDriver]] = ConnectorDriver
 
-    def __init__(self, build: Callable[[], Connector], report: Report) -> None:
+    def __init__(self, build: Callable[[], Connector], report: TrialReport) -> None:
         self._build, self.report = build, report
-        self._stories: dict[int, list[Moment]] = {}
+        self._stories: dict[int, list[TrialStep]] = {}
 
     @abstractmethod
     def piece(self, made: Connector | None = None) -> Connector:
         """Return a new connector, or `made`, set up."""
 
     @abstractmethod
-    def fresh_moments(self, *, seed: int = 0) -> list[Moment]:
+    def fresh_moments(self, *, seed: int = 0) -> list[TrialStep]:
         """Draw a story in arrays that no connector has been given."""
 
-    def moments(self, *, seed: int = 0) -> list[Moment]:
+    def moments(self, *, seed: int = 0) -> list[TrialStep]:
         """Return a story; the same seed returns the same arrays."""
         if seed not in self._stories:
             self._stories[seed] = self.fresh_moments(seed=seed)
         return self._stories[seed]
 
     @property
-    def before(self) -> list[Moment]:
+    def before(self) -> list[TrialStep]:
         """The story's moments before the cut."""
         return self.moments()[: self.cut]
 
     @property
-    def after(self) -> list[Moment]:
+    def after(self) -> list[TrialStep]:
         """The story's moments after the cut."""
         return self.moments()[self.cut :]
 
@@ -194,7 +194,7 @@ class BatchDriver(ConnectorDriver):
                 self.report.broken(f"column {name!r}", "the rows in their order", "other values")
         return out
 
-    def answered(self, out: Rows, moment: Moment) -> Rows:
+    def answered(self, out: Rows, moment: TrialStep) -> Rows:
         return out.take(slice(0, 0))
 
     def show_answer(self, answered: Rows) -> None:
@@ -224,9 +224,9 @@ class BatchTrial(Trial):
         with self.report.asking("making one"):
             return self._build() if made is None else made
 
-    def fresh_moments(self, *, seed: int = 0) -> list[Moment]:
+    def fresh_moments(self, *, seed: int = 0) -> list[TrialStep]:
         batches = [transitions(*self._drawn, self._seed + seed + k) for k in range(self.length)]
-        return [Moment(rows, rows) for rows in batches]
+        return [TrialStep(rows, rows) for rows in batches]
 
 
 class EpisodeTrial(Trial):
@@ -248,7 +248,7 @@ class EpisodeTrial(Trial):
         columns: Mapping[str, ColumnLike],
         seed: int,
     ) -> None:
-        super().__init__(build, Report(build().name, space_summary(space)))
+        super().__init__(build, TrialReport(build().name, space_summary(space)))
         self.space, self._action_space = space, action_space
         self.agents, self.num_envs = agents, num_envs
         self._columns, self._seed = columns, seed
@@ -338,7 +338,7 @@ class EpisodeTrial(Trial):
 
     # --- input
 
-    def fresh_moments(self, *, seed: int = 0) -> list[Moment]:
+    def fresh_moments(self, *, seed: int = 0) -> list[TrialStep]:
         """Draw a story in arrays that no connector has been given; on the action side only rows with an action."""
         obs, action = (_OBS, self.outer) if self.acts else (self.space, self._action_space)
         mask = self.space if self.acts else self._action_space
@@ -362,10 +362,10 @@ def has_leaves(state: Any) -> bool:
     return state is not None
 
 
-def _acted(moment: Moment) -> Moment:
+def _acted(moment: TrialStep) -> TrialStep:
     acting = moment.take(~moment.rows.last)
     answer = acting.answer
-    return Moment(acting.rows.replace(**answer, actions_for_env=answer["actions"]), answer, moment.over)
+    return TrialStep(acting.rows.replace(**answer, actions_for_env=answer["actions"]), answer, moment.over)
 
 
 ColumnLike = Space[Any] | Callable[[Rows], Tree]
@@ -375,26 +375,26 @@ _NUMBER = Box(-np.inf, np.inf, (), np.float64)
 
 
 @dataclass(frozen=True)
-class Moment:
+class TrialStep:
     """One call's rows, the policy's answer and the resets after it."""
 
     rows: Rows  # without the policy's answer
     answer: Rows  # one entry per row
     over: tuple[int, ...] = ()  # envs to reset afterwards: their episode ended or was lost
 
-    def take(self, index: Any) -> Moment:
+    def take(self, index: Any) -> TrialStep:
         """Return this moment with some of its rows, and all of ``over``."""
-        return Moment(self.rows.take(index), self.answer.take(index), self.over)
+        return TrialStep(self.rows.take(index), self.answer.take(index), self.over)
 
-    def of_envs(self, env_ids: NDArray[Any] | tuple[int, ...]) -> Moment:
+    def of_envs(self, env_ids: NDArray[Any] | tuple[int, ...]) -> TrialStep:
         """Return the rows and resets of these envs only."""
         chosen = self.take(np.isin(self.rows.env_id, env_ids))
-        return Moment(chosen.rows, chosen.answer, tuple(env for env in self.over if env in env_ids))
+        return TrialStep(chosen.rows, chosen.answer, tuple(env for env in self.over if env in env_ids))
 
-    def beside(self, other: Moment) -> Moment:
+    def beside(self, other: TrialStep) -> TrialStep:
         """Return this moment's rows followed by those of other envs."""
         rows, answer = Rows.concat([self.rows, other.rows]), Rows.concat([self.answer, other.answer])
-        return Moment(rows, answer, (*self.over, *other.over))
+        return TrialStep(rows, answer, (*self.over, *other.over))
 
 
 class SampledRows:
@@ -426,11 +426,11 @@ class SampledRows:
         self._begun = np.zeros(self._shape, np.bool_)
         self._ended = np.zeros(self._shape, np.bool_)
 
-    def moments(self, count: int) -> list[Moment]:
+    def moments(self, count: int) -> list[TrialStep]:
         """Return the next moments, in order."""
         return [self._next() for _ in range(count)]
 
-    def _next(self) -> Moment:
+    def _next(self) -> TrialStep:
         rng, (n, a) = self._rng, self._shape
         self._moment += 1
         # All agents are present in the first three moments, so that nothing depends on which came first.
@@ -449,7 +449,7 @@ class SampledRows:
         self._eps_id[over] += n
         return moment
 
-    def _draw(self, where: NDArray[Any], first: Any, last: Any, over: tuple[int, ...]) -> Moment:
+    def _draw(self, where: NDArray[Any], first: Any, last: Any, over: tuple[int, ...]) -> TrialStep:
         (n, a), size = self._shape, self._shape[0] * self._shape[1]
         rng = np.random.default_rng([self._seed, self._moment])
         env_id, agent_index = np.divmod(np.arange(size), a)
@@ -482,7 +482,7 @@ class SampledRows:
             # In order: a function sees the columns before its own.
             made = _made(name, like, rows) if column is None else Rows({name: column}).take(where)[name]
             rows, answers = rows.replace(**{name: made}), answers.replace(**{name: made})
-        return Moment(rows, answers, over)
+        return TrialStep(rows, answers, over)
 
 
 def sampled(tree: SpaceTree, rng: np.random.Generator, n: int) -> Tree:
@@ -636,7 +636,7 @@ class Refused(Exception):
         self.error = error
 
 
-class Report:
+class TrialReport:
     """Reports faults of one connector on one input, which `on` describes."""
 
     def __init__(self, connector: str, on: str) -> None:
@@ -692,8 +692,8 @@ class Report:
             self.broken(f"moment {moment}, {where}", f"{differs.expected} {condition}", differs.got, hint)
 
 
-class BatchReport(Report):
-    """A `Report` of finished batches, whose rows are compared in order; a moment is a batch."""
+class BatchReport(TrialReport):
+    """A `TrialReport` of finished batches, whose rows are compared in order; a moment is a batch."""
 
     def compare(
         self, expected: Rows, got: Rows, moment: int, condition: str, hint: str = "", *, near: bool = False

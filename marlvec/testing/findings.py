@@ -91,7 +91,7 @@ class Finding:
         return f"{self.problem}\n  To change: {self.change}"
 
 
-class Fault(ContractError):
+class RuleBroken(ContractError):
     """Carries a finding, with a key that equal faults share, to where the check can continue.
 
     `breaks`: other faults of the episode's agents may be consequences.
@@ -117,7 +117,7 @@ class Findings:
         """Return an empty collection for instances that may affect each other."""
         return Findings(self._skip, is_aside=True)
 
-    def add(self, fault: Fault) -> None:
+    def add(self, fault: RuleBroken) -> None:
         """Add a finding, or count it if present; the first serious one represents all."""
         found = fault.finding
         if found.check in self._skip:
@@ -127,11 +127,11 @@ class Findings:
             found = replace(found if worse else seen, times=seen.times + 1)
         self._found[fault.key] = found
 
-    def note(self, place: Place, *fault: str) -> None:
-        """Add the finding of a fault at a place; see `Place.fault`."""
+    def note(self, place: PlayedCall, *fault: str) -> None:
+        """Add the finding of a fault at a place; see `PlayedCall.fault`."""
         try:
             place.fault(*fault)
-        except Fault as found:
+        except RuleBroken as found:
             self.add(found)
 
     def update(self, others: Findings) -> None:
@@ -164,7 +164,7 @@ class EpisodeLog:
     def begin(self) -> None:
         self.doubtful, self.found = False, self._is_aside
 
-    def add(self, fault: Fault) -> None:
+    def add(self, fault: RuleBroken) -> None:
         check = fault.finding.check
         self.found = True
         if self.doubtful and check in _FOLLOWS:
@@ -192,7 +192,7 @@ class Uncopied:
 
 
 @dataclass(frozen=True)
-class Place(Sink):
+class PlayedCall(Sink):
     """One call of one env, where broken rules become findings."""
 
     episode: int | None = None  # from 1; None outside of one
@@ -223,38 +223,38 @@ class Place(Sink):
         minor: bool = False,
         breaks: bool = False,
     ) -> NoReturn:
-        """Raise the `Fault` of a finding here; `change` is by default the check's advice, `path` a leaf."""
+        """Raise the `RuleBroken` of a finding here; `change` is by default the check's advice, `path` a leaf."""
         advice = change or CHECKS[check]
         finding = Finding(check, "minor" if minor else "serious", str(self), subject, expected, got, advice)
-        raise Fault(finding, (check, path, kind or advice), breaks=breaks or (check in _BREAKS and not minor))
+        raise RuleBroken(finding, (check, path, kind or advice), breaks=breaks or (check in _BREAKS and not minor))
 
     def report(self, *broken: Any, **more: Any) -> None:
-        """Add the `Fault` that `fault` raises to the log; raise it if there is no log."""
+        """Add the `RuleBroken` that `fault` raises to the log; raise it if there is no log."""
         with self.logging():
             self.fault(*broken, **more)
 
     remark = report
 
     def raised(self, error: Exception) -> NoReturn:
-        """Raise the `Fault` of an error that the env raised."""
+        """Raise the `RuleBroken` of an error that the env raised."""
         frame = extract_tb(error.__traceback__)[-1]
         change = f"see {frame.filename}, line {frame.lineno}, in {frame.name}()"
         got = f"{type(error).__name__}: {error}"
         kind = f"{self.call} {type(error).__name__}"
         try:
             self.fault("runs", "the call", "no exception", got, change, kind=kind)
-        except Fault as fault:
+        except RuleBroken as fault:
             raise fault from error
 
-    def stopped(self, error: Exception) -> Fault:
-        """Return the `Fault` of an error that ended the check here: the check could not go on, so it must say so."""
+    def stopped(self, error: Exception) -> RuleBroken:
+        """Return the `RuleBroken` of an error that ended the check here: it could not go on, so it must say so."""
         frame = extract_tb(error.__traceback__)[-1]
         where = f"{frame.filename}, line {frame.lineno}, in {frame.name}()"
         got = f"{type(error).__name__}: {error} ({where})"
         change = "mend the other findings and check again: nothing was checked from there to the end of the episode"
         try:
             self.fault("runs", "check_env()", "to go on", got, change, kind=f"stopped {type(error).__name__}")
-        except Fault as fault:
+        except RuleBroken as fault:
             return fault
 
     def copied(self, check: str, subject: str, value: Any, purpose: str) -> Any:
@@ -272,7 +272,7 @@ class Place(Sink):
         """Add faults raised inside to the log, and continue after the block; without a log, raise them."""
         try:
             yield
-        except Fault as fault:
+        except RuleBroken as fault:
             if self.log is None:
                 raise
             self.log.add(fault)
@@ -290,19 +290,19 @@ def leaf(subject: str, path: str) -> str:
 
 
 def check_member(
-    space: Space[Any], value: Any, place: Place, subject: str, check: str = "observations", *, path: str = ""
+    space: Space[Any], value: Any, place: PlayedCall, subject: str, check: str = "observations", *, path: str = ""
 ) -> None:
     """Check a value leaf by leaf: it must be in its space, with exactly the space's dtype and shape.
 
     `path`: the value's own place in a larger one.
 
-    `Fault`: a leaf is wrong; if the place has a log, all wrong leaves go there instead.
+    `RuleBroken`: a leaf is wrong; if the place has a log, all wrong leaves go there instead.
     """
     _check_part(_Value(place, subject, check), space, value, path)
 
 
 class _Value(NamedTuple):
-    place: Place
+    place: PlayedCall
     subject: str
     check: str
 
@@ -439,7 +439,7 @@ def _lost_in_cast(value: Any, space: Space[Any]) -> Any:
     return array[lost].flat[0] if lost.any() else None
 
 
-def check_reward(value: Any, place: Place, agent: Any) -> float:
+def check_reward(value: Any, place: PlayedCall, agent: Any) -> float:
     """Report a reward that is not one finite real number; return it as a float."""
     reward = as_reward(value, place, agent)
     if not math.isfinite(reward):
@@ -448,7 +448,7 @@ def check_reward(value: Any, place: Place, agent: Any) -> float:
     return reward
 
 
-def check_mask(action_space: Space[Any], value: Any, place: Place, agent: Any) -> NDArray[np.bool_] | None:
+def check_mask(action_space: Space[Any], value: Any, place: PlayedCall, agent: Any) -> NDArray[np.bool_] | None:
     """Report a value that is not a mask, does not fit the action space, or allows no action.
 
     Return (n,) bool, one entry per choice; None if the action space has no choices.
@@ -482,7 +482,7 @@ def check_mask(action_space: Space[Any], value: Any, place: Place, agent: Any) -
 class ConstantSpaces:
     """All spaces of one env, as first returned.
 
-    `read` returns them keyed by call, e.g. ``"observation_space('agent_0')"``; `Fault`: a value is not a space.
+    `read` returns them keyed by call, e.g. ``"observation_space('agent_0')"``; `RuleBroken`: a value is not a space.
     """
 
     def __init__(self, env: str, read: Callable[[], dict[str, Any]], log: EpisodeLog) -> None:
@@ -490,7 +490,7 @@ class ConstantSpaces:
         self._first: dict[str, Space[Any]] = read()
         for call, space in self._first.items():
             if not isinstance(space, Space):
-                Place(env, call).fault(
+                PlayedCall(env, call).fault(
                     "spaces",
                     "the space",
                     "a gymnasium space",
@@ -499,12 +499,12 @@ class ConstantSpaces:
                 )
         purpose = "without a copy, later changes of the space are not found, and worker processes cannot receive it"
         self._copies = {
-            call: Place(env, call, log=log).copied("spaces", "the space", space, purpose)
+            call: PlayedCall(env, call, log=log).copied("spaces", "the space", space, purpose)
             for call, space in self._first.items()
         }
-        self.check(Place(env, "", log=log))
+        self.check(PlayedCall(env, "", log=log))
 
-    def check(self, place: Place) -> None:
+    def check(self, place: PlayedCall) -> None:
         """Read the spaces again; report changes to the place's log."""
         now = self._read()
         for call, space in self._first.items():
@@ -512,7 +512,7 @@ class ConstantSpaces:
             with asked.logging():
                 self._compare(asked, call, space, now)
 
-    def _compare(self, place: Place, call: str, space: Space[Any], now: dict[str, Any]) -> None:
+    def _compare(self, place: PlayedCall, call: str, space: Space[Any], now: dict[str, Any]) -> None:
         kind = re.split(r"\(|\[| of ", call)[0]
         if call not in now:
             place.fault("spaces", "the space", "the same as before", "none", kind=kind)

@@ -22,9 +22,9 @@ from marlvec.spaces import SpaceTree
 from marlvec.testing.findings import (
     ConstantSpaces,
     EpisodeLog,
-    Fault,
     Findings,
-    Place,
+    PlayedCall,
+    RuleBroken,
     Uncopied,
     check_mask,
     check_member,
@@ -36,10 +36,10 @@ from marlvec.vector.buffers import Buffers
 
 
 @dataclass
-class Moment:
+class PlayedStep:
     """Copies of the results of one call, keyed by description, e.g. ``"reward of agent 'a'"``."""
 
-    place: Place
+    place: PlayedCall
     facts: dict[str, Any] = field(default_factory=dict)
 
 
@@ -61,7 +61,7 @@ class Player(ABC):
     ) -> None:
         self.env, self.name, self.agents, self.max_steps = env, writer.name, list(agents), max_steps
         self.log = EpisodeLog(findings)
-        self.place = Place(self.name, "reset()", log=self.log)
+        self.place = PlayedCall(self.name, "reset()", log=self.log)
         self.spaces = ConstantSpaces(self.name, lambda: {**read_spaces(), **_state_space(env)}, self.log)
         found = list(read_spaces().values())
         self.observation_spaces: dict[AgentId, Space[Any]] = dict(zip(self.agents, found, strict=False))
@@ -72,7 +72,7 @@ class Player(ABC):
         self.over = False
         # called after each checked call, with whether the episode is over
         self.watch: Callable[[bool], None] = lambda over: None
-        self._moment = Moment(self.place)
+        self._moment = PlayedStep(self.place)
         self._spec = spec = writer.spec()
         homes = {a: (g, j) for g, group in enumerate(spec.groups) for j, a in enumerate(group.agents)}
         self._homes: dict[AgentId, tuple[int, int]] = {agent: homes[a] for a, agent in enumerate(self.agents)}
@@ -101,14 +101,14 @@ class Player(ABC):
 
     # --- whole episodes ---
 
-    def play(self, episodes: int, seed: int) -> list[Moment]:
+    def play(self, episodes: int, seed: int) -> list[PlayedStep]:
         """Play episodes, and return the results of each call; the first is seeded, the others continue from there.
 
         Faults go to the findings; an episode that cannot continue ends there.
         """
         return list(self.moments(episodes, seed))
 
-    def moments(self, episodes: int, seed: int, actions: int | None = None) -> Iterator[Moment]:
+    def moments(self, episodes: int, seed: int, actions: int | None = None) -> Iterator[PlayedStep]:
         """Play episodes, and yield the results of each call once it has returned.
 
         `seed` is that of the env, in the first episode, and of the actions unless `actions` gives another one.
@@ -117,7 +117,7 @@ class Player(ABC):
         for episode in range(1, episodes + 1):
             self.log.begin()
             self.gone, self.over, step = set(), False, 0
-            self.enter(Place(self.name, "reset()", episode, log=self.log))
+            self.enter(PlayedCall(self.name, "reset()", episode, log=self.log))
             with self._until_broken():
                 self.reset(seed if episode == 1 else None, None if episode == 1 else {})
             self.spaces.check(self.place)
@@ -125,7 +125,7 @@ class Player(ABC):
             yield self._moment
             while not self.over:
                 step += 1
-                self.enter(Place(self.name, "step()", episode, step, self.log))
+                self.enter(PlayedCall(self.name, "step()", episode, step, self.log))
                 with self._until_broken():
                     if step > self.max_steps:
                         expected = f"its end within max_steps={self.max_steps} steps"
@@ -136,16 +136,16 @@ class Player(ABC):
                 self.watch(self.over)
                 yield self._moment
 
-    def enter(self, place: Place) -> None:
+    def enter(self, place: PlayedCall) -> None:
         """Say which call comes next."""
-        self.place, self._moment = place, Moment(place)
+        self.place, self._moment = place, PlayedStep(place)
 
     @contextmanager
     def _until_broken(self) -> Iterator[None]:
         """End the episode where it cannot continue."""
         try:
             yield
-        except Fault as fault:
+        except RuleBroken as fault:
             self.log.add(fault)
             self.note("how the episode ended", fault.finding.problem)
             self.over = True
@@ -382,7 +382,7 @@ class AdapterPlayer(Player):
         self._slot = WatchedSlot(self._slot, self)
         adapter.env = WatchedEnv(adapter.env, self)
 
-    def enter(self, place: Place) -> None:
+    def enter(self, place: PlayedCall) -> None:
         super().enter(place)
         self.adapter.at_reset = self.adapter.at_step = place
 

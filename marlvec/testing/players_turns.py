@@ -13,7 +13,7 @@ from marlvec.envs.adapters.aec import no_reward_of, refuse_dones
 from marlvec.envs.adapters.base import Adapter, AgentId, infos_in, live_agents, mapping, refuse_unknown
 from marlvec.envs.env import MultiAgentEnv, Slot
 from marlvec.spaces.equality import short
-from marlvec.testing.findings import Findings, Place, check_reward
+from marlvec.testing.findings import Findings, PlayedCall, check_reward
 from marlvec.testing.players import AdapterPlayer
 from marlvec.vector.pools.jax import JaxPool, JaxWorld
 from marlvec.vector.pools.pool import Leaves, PoolReply
@@ -153,7 +153,7 @@ class RewardsOnce:
         if self._watched is not None:
             self._watched.written.clear()
 
-    def check_step(self, place: Place, env: Any, mover: AgentId) -> None:
+    def check_step(self, place: PlayedCall, env: Any, mover: AgentId) -> None:
         """After the step of a live agent: check that no reward of an earlier step remains."""
         sums, rewards = self._sums, env.rewards
         if sums is not None and isinstance(rewards, Mapping):
@@ -174,7 +174,7 @@ class RewardsOnce:
                     f"{short(value)} again, which an earlier call wrote, and which counts twice",
                 )
 
-    def check_dead_step(self, place: Place, env: Any, before: Mapping[Any, Any], dead: AgentId) -> None:
+    def check_dead_step(self, place: PlayedCall, env: Any, before: Mapping[Any, Any], dead: AgentId) -> None:
         """After a dead agent's step: check that earlier rewards are cleared. If not, nothing is summed any more."""
         rewards = env.rewards
         for agent, value in rewards.items() if isinstance(rewards, Mapping) else ():
@@ -188,7 +188,7 @@ class RewardsOnce:
                     "clear env.rewards in step(None), as AECEnv._was_dead_step() does",
                 )
 
-    def check_last(self, place: Place, agent: AgentId, reward: Any) -> None:
+    def check_last(self, place: PlayedCall, agent: AgentId, reward: Any) -> None:
         """Check that ``last()`` returns the sum of an agent's rewards since its turn. If not, no more are summed."""
         if self._sums is None or not _is_number(reward):
             return

@@ -22,7 +22,7 @@ from marlvec.collect.metrics import (
     TIMERS,
     Counters,
     CurrentState,
-    EpisodeTable,
+    EndedEpisodes,
     FinishedEpisodes,
     Stats,
     stats_of_agents,
@@ -287,7 +287,7 @@ def test_table_is_a_list_of_the_last_records(window: int, adds: list[Any], seed:
 
 
 def test_memory_follows_the_window_and_not_what_has_passed() -> None:
-    rng, table = np.random.default_rng(0), EpisodeTable(len(AGENTS), 10)
+    rng, table = np.random.default_rng(0), EndedEpisodes(len(AGENTS), 10)
     for number in range(2_000):
         table.add(finished(rng, 5, {i: f"v{i}" for i in (number, number + 1)}, 5 * number))
     assert (table.size, len(table)) == (10_000, 10)
@@ -303,7 +303,7 @@ def test_sums_over_many_agents_are_to_the_bit_those_of_one_episode(a: int, seed:
 
 def test_a_window_holds_an_episode_at_least() -> None:
     with pytest.raises(ArgumentError, match="at least 1"):
-        EpisodeTable(1, 0)
+        EndedEpisodes(1, 0)
 
 
 # --- deltas of metrics: those of many collectors together are a recount of all their episodes

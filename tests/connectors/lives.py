@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from marlvec import connectors as c
 from marlvec.connectors.connector import EnvIds, State
-from marlvec.testing.connector_trial import Moment, SampledRows
+from marlvec.testing.connector_trial import SampledRows, TrialStep
 
 OBS = Box(-np.inf, np.inf, (3,), np.float32)
 ACTION = Box(-1.0, 1.0, (2,), np.float32)
@@ -127,12 +127,12 @@ def _bound(pipeline: c.ActionPipeline) -> c.ActionPipeline:
     return pipeline
 
 
-def story(seed: int, count: int) -> list[Moment]:
+def story(seed: int, count: int) -> list[TrialStep]:
     columns = {"h": Box(-1, 1, (2,), np.float32)}
     return SampledRows(OBS, ACTION, ACTION, columns, 3, len(AGENTS), seed).moments(count)
 
 
-def live(pipeline: c.AgentPipeline | c.ActionPipeline, moments: Sequence[Moment]) -> list[dict[str, Any]]:
+def live(pipeline: c.AgentPipeline | c.ActionPipeline, moments: Sequence[TrialStep]) -> list[dict[str, Any]]:
     """Play the moments to a pipeline as a collector would; all columns that came out, moment by moment."""
     outs = []
     for moment in moments:

@@ -29,7 +29,7 @@ from marlvec.connectors.connector import EnvIds, State
 from marlvec.connectors.registry import SIDES, CatalogueRow, catalogue
 from marlvec.errors import ArgumentError, StateError, UnsupportedSpaceError
 from marlvec.testing.check_connector import check_batched, check_connector, check_order
-from marlvec.testing.connector_trial import EpisodeTrial, Moment, Report
+from marlvec.testing.connector_trial import EpisodeTrial, TrialReport, TrialStep
 from marlvec.trees import map_tree
 from tests.connectors.samples import pairs_of, rows_of, same_tree, vectors
 from tests.vector.support.reference import refused
@@ -252,8 +252,8 @@ def test_a_batch_is_its_rows_one_by_one_bit_for_bit(
     name: str, args: Any, space: Any, more: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All rows in one call, in any order, against each row (each env, where it looks across agents) in its own call."""
-    compare = Report.compare
-    monkeypatch.setattr(Report, "compare", lambda *args, near=False: compare(*args))
+    compare = TrialReport.compare
+    monkeypatch.setattr(TrialReport, "compare", lambda *args, near=False: compare(*args))
     trial = _trial(name, args, space, more)
     check_batched(trial)
     check_order(trial)
@@ -265,7 +265,7 @@ def test_a_reset_alone_begins_an_episode(name: str, args: Any, space: Any, more:
     if "decay_steps" in args:
         return
     trial = _trial(name, args, space, more)
-    moments = [Moment(moment.rows.drop("first"), moment.answer) for moment in trial.moments()]
+    moments = [TrialStep(moment.rows.drop("first"), moment.answer) for moment in trial.moments()]
     used, fresh = trial.player(), trial.player()
     for moment in moments[:6]:
         used.see(moment)

@@ -18,7 +18,7 @@ from marlvec.collect.background import SampleTarget
 from marlvec.collect.metrics import Counters, CurrentState, Metrics, RolloutState, WholeEpisode
 from marlvec.collect.state import StateLoader
 from marlvec.distributed import Collectors
-from marlvec.distributed.accounting import Fragments, Ledger, LedgerState, Shares
+from marlvec.distributed.accounting import FragmentPlan, Ledger, LedgerState, Shares
 from marlvec.distributed.collector_group import CollectorGroup, HeadPolicies, MergeRounds
 from marlvec.distributed.server import Answer, HandedOver, Started
 from marlvec.distributed.stateful_collectors import answer_from, get_answer_state
@@ -123,8 +123,8 @@ def shares(*, new: bool) -> Shares:
     return found
 
 
-def fragments(*, new: bool) -> Fragments:
-    found = Fragments(None, 2, 1)
+def fragments(*, new: bool) -> FragmentPlan:
+    found = FragmentPlan(None, 2, 1)
     if not new:
         found.begin(SampleTarget("episodes", 12), [0, 1])
     return found
@@ -205,7 +205,7 @@ GOLDEN: dict[str, Golden] = {
     ),
     "ledger": Golden(ledger, lambda found: found.state.get_state(), from_ledger_state, Ledger),
     "shares": Golden(lambda: shares(new=False), Shares.get_state, install, lambda: shares(new=True)),
-    "fragments": Golden(lambda: fragments(new=False), Fragments.get_state, install, lambda: fragments(new=True)),
+    "fragments": Golden(lambda: fragments(new=False), FragmentPlan.get_state, install, lambda: fragments(new=True)),
     "rounds": Golden(lambda: rounds(new=False), MergeRounds.get_state, install, lambda: rounds(new=True)),
     "head_policies": Golden(
         lambda: head_policies(new=False),

@@ -34,7 +34,7 @@ from marlvec.vector.failures import pack_failures
 from marlvec.vector.settings import Settings
 from marlvec.vector.workers import channel as ch
 from marlvec.vector.workers import pool as worker_pool
-from marlvec.vector.workers.channel import ChannelClosed, Message, StackDump, closer, pair
+from marlvec.vector.workers.channel import ChannelClosed, ChannelMessage, StackDump, closer, pair
 from marlvec.vector.workers.pool import WorkerPool, WorkerState
 from tests.faults.harness.programs import wait_gone
 from tests.tracer import Tracer
@@ -156,7 +156,7 @@ class FakeChannel:
 
     def __init__(self) -> None:
         self.read_fd, self._theirs = os.pipe()
-        self.inbox: deque[Message] = deque()
+        self.inbox: deque[ChannelMessage] = deque()
         self.sent: list[tuple[int, int]] = []
         self.is_closed_there = False
 
@@ -165,7 +165,7 @@ class FakeChannel:
             raise ChannelClosed("end of file")
         self.sent.append((code, number))
 
-    def take(self, number: int | None = None) -> Message | None:
+    def take(self, number: int | None = None) -> ChannelMessage | None:
         return self.inbox.popleft() if self.inbox else None
 
     def close(self) -> None:
@@ -322,12 +322,12 @@ class WorkersMachine(RuleBasedStateMachine):
         building = self.states[w] is WorkerState.BUILDING
         if says == "failed":
             failure = pack_failures([Failure(0, "__init__", "it would not", "", RuntimeError())])
-            channel.inbox.append(Message(ch.FAILED, 0, 1, failure))
+            channel.inbox.append(ChannelMessage(ch.FAILED, 0, 1, failure))
             assert "could not build its envs again" in str(self.pool.advance(w))
         elif says != "nothing":
             spec = SPEC if says == "fine" else OTHER_SPEC
             payload = cloudpickle.dumps((spec, pack_failures([]), frozenset())) if building else b""
-            channel.inbox.append(Message(ch.OK, 0, 1, payload))
+            channel.inbox.append(ChannelMessage(ch.OK, 0, 1, payload))
             if building and says == "other spaces":
                 assert "with other spaces" in str(self.pool.advance(w))
                 return

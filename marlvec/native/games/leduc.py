@@ -27,7 +27,7 @@ PRIVATE, PUBLIC, BETTING = 2, 8, 14  # offsets of the player's card, the open ca
 SHAPE = (30,)
 
 
-class Game(NamedTuple):
+class LeducGame(NamedTuple):
     """State of N games."""
 
     deals: NDArray[np.int8]  # (N, 3), both players' cards and the open card; all are drawn at the start
@@ -54,7 +54,7 @@ class LeducPoker(TurnGame):
 
     def __init__(self, num_envs: int) -> None:
         super().__init__(num_envs)
-        self.game = Game(
+        self.game = LeducGame(
             np.zeros((num_envs, OPEN + 1), np.int8),
             np.full((num_envs, ROUNDS, MOVES), -1, np.int8),
             np.zeros(num_envs, np.int8),

@@ -57,7 +57,7 @@ class Garbled(ChannelClosed):
     """The received bytes are not a message: other code has written into the pipe, and the rest cannot be read."""
 
 
-class Message(NamedTuple):
+class ChannelMessage(NamedTuple):
     """One message: a header of 16 bytes (code, envs, sequence number, size and mark), and a payload if not empty."""
 
     code: int
@@ -80,7 +80,7 @@ class Channel:
         self.read_fd = read_fd
         self.write_fd = write_fd
         self._close_fds = closer(read_fd, write_fd)
-        self.inbox: deque[Message] = deque()
+        self.inbox: deque[ChannelMessage] = deque()
         self.is_half_sent = False
         self._header: tuple[int, int, int, int] | None = None  # complete header of the message being received
         self._begun = bytearray()  # received part of the header, or else of the payload
@@ -126,7 +126,7 @@ class Channel:
                 else:
                     raise ChannelClosed("end of file")
 
-    def take(self, number: int | None = None) -> Message | None:
+    def take(self, number: int | None = None) -> ChannelMessage | None:
         """Return the next message if all of it has arrived; None: a later call returns it."""
         # A wrong sequence number raises Garbled before the payload is read; None: any.
         if self.inbox:
@@ -143,11 +143,11 @@ class Channel:
         if len(data) == _HEADER.size:
             code, count, own, size = _HEADER.unpack(data)
             if size == _MARK and code in _CODES and (number is None or own == number):
-                return Message(code, count, own, b"")
+                return ChannelMessage(code, count, own, b"")
         self._keep(data)
         return self._receive(number)
 
-    def recv(self, timeout: float | None = None) -> Message:
+    def recv(self, timeout: float | None = None) -> ChannelMessage:
         """Wait for one message; `ChannelClosed`: the other end is closed, or ``timeout`` seconds are up."""
         deadline = None if timeout is None else time.monotonic() + timeout
         while (message := self.take()) is None:
@@ -208,7 +208,7 @@ class Channel:
         left = None if deadline is None else 1000 * (deadline - time.monotonic())
         return bool(poll.poll(left if left is None else max(0, min(left, 2**31 - 1))))
 
-    def _receive(self, number: int | None) -> Message | None:
+    def _receive(self, number: int | None) -> ChannelMessage | None:
         try:
             if self._header is None:
                 data = self._whole(_HEADER.size)
@@ -221,7 +221,7 @@ class Channel:
         except OSError as error:
             raise ChannelClosed(str(error)) from None
         self._header = None
-        return Message(code, count, own, payload)
+        return ChannelMessage(code, count, own, payload)
 
     def _whole(self, size: int) -> bytes:
         """Read ``size`` bytes; if fewer have arrived, keep them for the next call."""
@@ -278,7 +278,7 @@ class AdaptivePoller:
         self._learn(time.perf_counter() - start, ended=bool(events))
         return events
 
-    def receive(self, poll: select.poll, channel: Channel) -> Message:
+    def receive(self, poll: select.poll, channel: Channel) -> ChannelMessage:
         """Wait for a message; it sleeps in the read itself, which saves a system call."""
         start = time.perf_counter()
         self._look(poll, start)

@@ -33,7 +33,14 @@ from marlvec.vector.infos import Report
 from marlvec.vector.settings import Settings
 from marlvec.vector.shard import Shard
 from marlvec.vector.workers import channel as ch
-from marlvec.vector.workers.channel import AdaptivePoller, Channel, ChannelClosed, Message, map_memory, write_stacks_to
+from marlvec.vector.workers.channel import (
+    AdaptivePoller,
+    Channel,
+    ChannelClosed,
+    ChannelMessage,
+    map_memory,
+    write_stacks_to,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +117,7 @@ class WorkerLink:
             elif (request := self._read(message)) is not None:
                 yield request
 
-    def _read(self, message: Message) -> Request | None:
+    def _read(self, message: ChannelMessage) -> Request | None:
         """Unpack a request. If the caller's objects cannot be unpickled, reply with the errors and return None."""
         name, number, payload = _NAMES[message.code], message.number, message.payload
         is_step = message.code in (ch.STEP, ch.SEND)
