@@ -478,7 +478,7 @@ def _recorder(out: Path, *arguments: Any, **options: Any) -> Recorder:
 
 def _collect(collector: Collector, env_steps: int) -> bool:
     """Collect so many env steps under a progress bar; return whether Ctrl-C has ended it."""
-    from marlvec.collect.loggers import ProgressBar
+    from marlvec.collect.progress_bar import ProgressBar
 
     collector.eval()
     at_a_time = max(1, min(_AT_A_TIME, env_steps // _BATCHES))

@@ -24,7 +24,8 @@ from marlvec.cli.console import Side, did_you_mean, naming, print_json
 from marlvec.cli.display import NOTHING, Rollout, fits, print_table, tracks
 from marlvec.collect import Collector, SampleBatch
 from marlvec.collect.callbacks import Callback
-from marlvec.collect.loggers import LiveTable, ProgressBar
+from marlvec.collect.loggers import LiveTable
+from marlvec.collect.progress_bar import ProgressBar
 from marlvec.connectors import ActionPipeline
 from marlvec.connectors.registry import CatalogueRow
 from marlvec.errors import ArgumentError, ContractError, EnvArgumentError, MissingExtraError

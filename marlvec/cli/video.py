@@ -14,7 +14,7 @@ from rich.console import Console
 
 from marlvec.cli.console import check_writable
 from marlvec.collect import Collector
-from marlvec.collect.loggers import ProgressBar
+from marlvec.collect.progress_bar import ProgressBar
 from marlvec.env_ids import EnvIds
 from marlvec.envs.video import FORMATS, VideoFile, check_fps, check_frame, find_ffmpeg, own_fps, tile_frames
 from marlvec.errors import ArgumentError

@@ -108,7 +108,7 @@ class BatchSource(ABC):
         schedule = BatchSchedule(goal, None if total is None else count_from(total, f"batches(total={total!r})"))
         bar: AbstractContextManager[Any] = nullcontext()
         if progress:
-            from marlvec.collect.loggers import collecting  # here, since rich takes its time
+            from marlvec.collect.progress_bar import collecting  # here, since rich takes its time
 
             bar = collecting(goal.unit, schedule.total, self.metrics)
         return self._run(schedule, bar)

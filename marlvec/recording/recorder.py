@@ -22,10 +22,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from marlvec.arguments import check_choice, count_from
+from marlvec.collect.append_file import digest_before
 from marlvec.collect.batch import MultiAgentBatch
 from marlvec.collect.batch_files import Arrays, TableForm, arrow_libraries, table_form
 from marlvec.collect.callbacks import ClosingCallback
-from marlvec.collect.loggers import digest_before
 from marlvec.collect.metrics import STREAM_BITS, Metrics
 from marlvec.errors import ArgumentError, ClosedError, ResourceError, StateError
 from marlvec.recording.files import (

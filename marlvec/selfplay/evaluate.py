@@ -278,7 +278,7 @@ def _bar(total: int, progress: bool | None) -> Iterator[Callable[[int], None]]:
     if progress is False or (progress is None and not sys.stderr.isatty()):
         yield lambda games: None
         return
-    from marlvec.collect.loggers import ProgressBar  # imported here, since importing rich is slow
+    from marlvec.collect.progress_bar import ProgressBar  # imported here, since importing rich is slow
 
     with ProgressBar("match", "games", total) as bar:
         yield bar.show

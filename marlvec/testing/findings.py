@@ -536,7 +536,7 @@ def episodes_bar(total: int, unit: str, *, shown: bool) -> Iterator[Callable[[in
     if not shown:
         yield lambda episodes, units: None
         return
-    from marlvec.collect.loggers import ProgressBar  # here: rich is slow to import
+    from marlvec.collect.progress_bar import ProgressBar  # here: rich is slow to import
 
     began = perf_counter()
     with ProgressBar("check", "episodes", total, speed_unit=unit) as bar:

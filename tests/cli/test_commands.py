@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 from marlvec import VectorEnv, __version__, make
 from marlvec.cli import app, arguments
 from marlvec.cli.running import Figures, recommended
-from marlvec.collect.loggers import ProgressBar
+from marlvec.collect.progress_bar import ProgressBar
 from marlvec.connectors import RnnState
 from tests.programs import at_a_terminal
 

@@ -172,7 +172,7 @@ def test_without_tensorboard_the_extra_is_named(tmp_path: Path, monkeypatch: pyt
 @pytest.mark.slow("collects whole runs on several backends")
 def test_neither_torch_nor_what_callbacks_draw_with_is_imported_unasked() -> None:
     code = (
-        "import sys, marlvec.collect.callbacks as c; bad = {'torch', 'tensorboard', 'rich'} & set(sys.modules); "
+        "import sys, marlvec.collect.loggers as c; bad = {'torch', 'tensorboard', 'rich'} & set(sys.modules); "
         "assert not bad, bad; c.LiveTable(); assert not {'torch', 'tensorboard'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
@@ -225,7 +225,7 @@ def test_records_are_whole_and_each_is_there_once_whatever_stops_a_call(kind: An
                     with limited(resource.RLIMIT_FSIZE, file.stat().st_size + 99 * at - 98):
                         collector.collect(env_steps=20)
                 else:
-                    with Tracer(("/collect/loggers",), at, everywhere=True):
+                    with Tracer(("/collect/append_file",), at, everywhere=True):
                         collector.collect(env_steps=20)
                 break
             except OSError as error:

@@ -131,7 +131,7 @@ def test_what_a_kernel_calls_is_a_part_of_its_stamp(folder: str, tmp_path: Path)
     for path in (tmp_path / folder, *(tmp_path / folder).parents):
         if path.is_relative_to(package):
             (path / "__init__.py").touch()
-    shutil.copy(SOURCE / "jit.py", package / "jit.py")
+    shutil.copy(SOURCE / "kernels.py", package / "jit.py")
     (package / "use.py").write_text(
         f"from kernels.jit import kernel\nfrom {folder.replace('/', '.')}.base import twice\n\n\n"
         "@kernel\ndef double_of(x):\n    return twice(x)\n"

@@ -18,15 +18,13 @@ LEFT_OUT = "not native"  # numba takes what this machine has
 VECTOR, COLLECT = "tests/vector", "tests/collect"
 SOME = [
     f"{VECTOR}/test_vector_env.py {VECTOR}/test_calls.py {VECTOR}/test_scripts.py {VECTOR}/test_backends.py "
-    f"{COLLECT}/background/test_background.py {COLLECT}/rollout/test_interrupts.py "
-    f"{COLLECT}/rollout/test_lost_episodes.py {COLLECT}/rollout/test_revival.py "
-    f"{COLLECT}/state/test_restarted_envs.py",
+    f"{COLLECT}/test_background.py {COLLECT}/test_interrupts.py {COLLECT}/test_lost_rows.py",
     f"{VECTOR}/test_recovery.py tests/faults/test_restart.py tests/faults/test_campaigns.py",
 ]
 ALL = [
     f"{VECTOR}/test_vector_env.py {VECTOR}/test_calls.py {VECTOR}/test_scripts.py {VECTOR}/test_backends.py "
     f"{VECTOR}/test_saved_states.py {VECTOR}/test_rendering.py",
-    f"{COLLECT}/rollout {COLLECT}/background {COLLECT}/state",
+    f"{COLLECT}/test_rollout.py {COLLECT}/test_interrupts.py {COLLECT}/test_background.py {COLLECT}/test_state.py",
 ]
 
 
