@@ -637,7 +637,7 @@ def test_acting_without_being_alive_is_an_error() -> None:
 
 
 @pytest.mark.slow("collects whole runs on several backends")
-@pytest.mark.parametrize(("backend", "calls", "files"), [("sync", 89, 30), ("async", 98, 30)])
+@pytest.mark.parametrize(("backend", "calls", "files"), [("sync", 90, 24), ("async", 98, 30)])
 def test_tick(backend: str, calls: int, files: int) -> None:
     options = {"num_workers": 2} if backend == "async" else {}
     with make("simple_spread", num_envs=2, backend=backend, max_cycles=1000, **options) as envs:

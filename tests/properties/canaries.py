@@ -69,8 +69,8 @@ def autoreset_flag_kept_after_an_explicit_reset(patch: Patch) -> None:
 def rows_in_the_order_of_the_dict(patch: Patch) -> None:
     mapping = return_values.mapping
 
-    def by_place(value: Any, env: str, call: str, what: str) -> Any:
-        table = mapping(value, env, call, what)
+    def by_place(value: Any, sink: Any, what: str, check: str = "results") -> Any:
+        table = mapping(value, sink, what, check)
         return dict(zip(sorted(table), table.values(), strict=True)) if what == "observations" else table
 
     for module in (base, return_values):  # in resets, and in steps
