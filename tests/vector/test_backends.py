@@ -550,6 +550,7 @@ def test_without_control_groups_there_is_no_quota(tmp_path: Path) -> None:
     assert quota(tmp_path / "none", tmp_path) == math.inf
 
 
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="this system grants no share of its cores")
 @pytest.mark.parametrize(("granted", "most"), [(math.inf, 10**6), (0.2, 1), (1.5, 2)])
 def test_cores_are_what_is_granted_and_never_none(monkeypatch: pytest.MonkeyPatch, granted: float, most: int) -> None:
     monkeypatch.setattr("marlvec.vector.cores.quota", lambda own, root: granted)

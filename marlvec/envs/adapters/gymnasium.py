@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeGuard
 
 import numpy as np
 from gymnasium.spaces import Box, Dict, Discrete, Tuple
@@ -127,7 +127,7 @@ class GymnasiumAdapter(Adapter):
         return self._take_masks(slot, new_infos)
 
     def _reward(self, value: Any, agent: AgentId, vector_hint: str = "") -> float:
-        if self._agent_num and isinstance(value, (list, tuple, np.ndarray)) and len(value) == self._agent_num:
+        if self._agent_num and _is_list(value) and len(value) == self._agent_num:
             expected = "a real number, as of an env of one agent"
             self.at_step.fault("form", "the reward", expected, short(value), vector_hint)
         return super()._reward(value, agent, vector_hint)
@@ -315,13 +315,13 @@ class JointAdapter(Adapter):
             if missing := [agent for agent in needed if agent not in value]:
                 sink.fault("keys", what, "one for each agent", f"none for {missing}", kind=what)
             return [value.get(agent) for agent in self.ids]
-        if not isinstance(value, (list, tuple)) and not (isinstance(value, np.ndarray) and value.ndim):
+        if not _is_list(value):
             return None
         if self.is_lenient and len(value) == 1 < len(self.ids) and only_element(value) is not None:
             return None
         if len(value) != len(self.ids):
             self._refuse_entries(what, str(len(value)), sink)
-        return value  # type: ignore[return-value]  # or an array, whose rows are the entries
+        return value
 
     def _refuse_entries(self, what: str, got: str, sink: Sink) -> NoReturn:
         change = f"return a tuple with one for each agent as {what}"
@@ -353,7 +353,7 @@ class JointAdapter(Adapter):
                     if mask is not None:
                         new_infos.setdefault(agent, {})["action_mask"] = mask
         for key in OBSERVATION_KEYS if self.resets_itself else ():
-            if isinstance(shared.get(key), (list, tuple, np.ndarray)) and len(shared[key]) == len(self.ids):
+            if _is_list(shared.get(key)) and len(shared[key]) == len(self.ids):
                 for agent, obs in zip(self.agents, shared.pop(key), strict=True):
                     new_infos.setdefault(agent, {})[key] = obs
         if not shared:
@@ -364,12 +364,8 @@ class JointAdapter(Adapter):
 
         Entries of agents whose action spaces cannot have a mask are returned as they are.
         """
-        if not isinstance(value, (list, tuple, np.ndarray)) or len(value) != len(self.ids):
-            got = (
-                f"{len(value)}"
-                if isinstance(value, (list, tuple, np.ndarray))
-                else f"{type(value).__name__} {short(value)}"
-            )
+        if not _is_list(value) or len(value) != len(self.ids):
+            got = f"{len(value)}" if _is_list(value) else f"{type(value).__name__} {short(value)}"
             change = f"put a list with one mask for each agent under {key!r}"
             expected = f"one for each agent, {len(self.ids)} in all"
             sink.fault("masks", f"{key!r} of the info", expected, got, change, kind="values")
@@ -422,3 +418,8 @@ def _is_info(value: Any) -> bool:
     if isinstance(value, (list, tuple)):
         return all(map(_is_info, value))
     return value is None or isinstance(value, Mapping)
+
+
+def _is_list(value: Any) -> TypeGuard[Sequence[Any]]:
+    """Return whether a value has entries: a list, a tuple, or an array that is not a single number."""
+    return isinstance(value, (list, tuple)) or (isinstance(value, np.ndarray) and value.ndim > 0)

@@ -11,6 +11,7 @@ from gymnasium.spaces import Box, Dict, Discrete, Tuple
 
 from marlvec.envs import COMMON, GymnasiumAdapter, adapt
 from marlvec.testing.scripted import SingleEnv
+from marlvec.vector import SyncVectorEnv
 from tests.envs.support.rig import Rig
 
 EPISODES = 3
@@ -124,3 +125,21 @@ def test_what_of_the_metadata_is_plain_is_kept() -> None:
         "nested": {"a": (1, 2.0)},
         "3": True,
     }
+
+
+def test_a_reward_may_be_an_array_without_axes_where_spaces_have_a_part_an_agent() -> None:
+    """As of envs that might be of several agents, by their spaces: a reward of each would have an axis."""
+
+    class OneKey(gymnasium.Env[Any, Any]):
+        observation_space = Dict({"x": Discrete(2)})
+        action_space = Dict({"x": Discrete(2)})
+
+        def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+            return {"x": 0}, {}
+
+        def step(self, action: Any) -> Any:
+            return {"x": 1}, np.array(0.5), False, False, {}
+
+    with SyncVectorEnv([OneKey]) as envs:
+        envs.reset(seed=0)
+        assert envs.step(envs.action_space.sample())[1].tolist() == [[0.5]]
