@@ -36,6 +36,8 @@ TRAINING = (
     "mappo_simple_tag",
     "mappo_smax",
     "league_hex",
+    "maddpg_simple_spread",
+    "qmix_simple_spread",
     "selfplay_connect_four",
     "selfplay_kuhn",
     "ippo_foraging",

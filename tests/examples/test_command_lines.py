@@ -48,7 +48,15 @@ SHORT: dict[str, tuple[int, int, tuple[object, ...]]] = {
     "torchrl_mappo": (200, 400, ("--num-envs", 4, "--batch", 200)),
 }
 NEEDS = {"sb3": ("stable_baselines3", "sb3_contrib"), "torchrl": ("torchrl",), "pettingzoo": ("pygame",)}
-ELSEWHERE = {"ippo_foraging", "ppo_simple_spread", "mappo_simple_tag", "selfplay_connect_four", "selfplay_kuhn"}
+ELSEWHERE = {
+    "ippo_foraging",
+    "maddpg_simple_spread",
+    "mappo_simple_tag",
+    "ppo_simple_spread",
+    "qmix_simple_spread",
+    "selfplay_connect_four",
+    "selfplay_kuhn",
+}
 """Tests of their own in this folder have them go on."""
 INTEROP = {"envpool_cartpole", "league_hex", "mappo_smax", "rllib_ppo_spread", "tianshou_ppo"}
 """Of libraries that `make test` does not install."""

@@ -6,9 +6,12 @@ import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+import numpy as np
 import pytest
+from gymnasium.spaces import Box, Discrete
+from pettingzoo import ParallelEnv
 from typer.testing import CliRunner
 
 import marlvec
@@ -67,6 +70,84 @@ def test_players_learn_to_forage(tmp_path: Path, capsys: pytest.CaptureFixture[s
     random, trained = map(float, found.groups())
     assert 0.4 < random < 0.55
     assert trained > 1.6 * random  # seeds 0 to 4 come to 2.1, 2.1, 2.0, 2.1, 2.2 of it
+
+
+# --- Scripts that learn from a replay memory
+
+
+OFF_POLICY = [
+    ("qmix_simple_spread", ("--mixer", "vdn", "--total-timesteps", 16_000)),
+    ("qmix_simple_spread", ("--mixer", "qmix", "--total-timesteps", 32_000)),
+    ("maddpg_simple_spread", ("--total-timesteps", 16_000)),
+]
+
+
+@pytest.mark.slow("trains")
+@pytest.mark.time_limit(600)  # some thousand updates
+@pytest.mark.parametrize(("script", "options"), OFF_POLICY, ids=["vdn", "qmix", "maddpg"])
+def test_agents_learn_to_spread_from_a_replay_memory(
+    script: str, options: tuple[object, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("numba", reason="compiled envs need it")
+    kept = tmp_path / "kept"
+    run(script, *options, "--num-envs", 16, "--games", 300, "--backend", "native", "--checkpoint", kept)
+    found = re.search(
+        r"team return \(sum over agents\): (\S+) at random, (\S+) (?:by|trained)", capsys.readouterr().out
+    )
+    assert found
+    random, trained = map(float, found.groups())
+    assert trained > 0.88 * random
+
+
+class Forbidding(ParallelEnv):  # type: ignore[misc]
+    """Two agents choose among three actions, of which infos forbid the last in every other step."""
+
+    metadata: ClassVar[dict[str, Any]] = {"name": "forbidding"}
+    possible_agents: ClassVar[list[str]] = ["left", "right"]
+    state_space = observation = Box(0.0, 9.0, (1,), np.float32)
+
+    def observation_space(self, agent: str) -> Box:
+        return self.observation
+
+    def action_space(self, agent: str) -> Discrete:
+        return Discrete(3)
+
+    def state(self) -> np.ndarray:
+        return np.array([self.t], np.float32)
+
+    def outcome(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        infos = {agent: {"action_mask": np.array([1, 1, self.t % 2], np.int8)} for agent in self.possible_agents}
+        return dict.fromkeys(self.possible_agents, self.state()), infos
+
+    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, Any]:
+        self.agents, self.t = list(self.possible_agents), 0
+        return self.outcome()
+
+    def step(self, actions: dict[str, int]) -> tuple[Any, ...]:
+        assert self.t % 2 or 2 not in actions.values(), "a forbidden action"
+        self.t += 1
+        obs, infos = self.outcome()
+        ends = self.t == 8
+        rewards, flags = dict.fromkeys(self.agents, 1.0), dict.fromkeys(self.agents, ends)
+        self.agents = [] if ends else self.agents
+        return obs, rewards, flags, dict.fromkeys(rewards, False), infos
+
+
+@pytest.mark.slow("trains")
+@pytest.mark.parametrize("mixer", ["qmix", "vdn"])
+def test_value_decomposition_stays_within_masks(mixer: str, tmp_path: Path) -> None:
+    marlvec.register("tests/forbidding", Forbidding, overwrite=True)
+    options = ("--env", "tests/forbidding", "--backend", "sync", "--num-envs", 2, "--games", 4, "--mixer", mixer)
+    run("qmix_simple_spread", "--total-timesteps", 200, *options, "--checkpoint", tmp_path)
+    memory = marlvec.load_checkpoint(tmp_path)["memory"]
+    allowed = memory["next_action_mask"][:200]
+    assert allowed[..., :2].all()
+    ends = memory["terminated"][:200]
+    odd = memory["next_obs"][:200, :, 0] % 2 == 1  # then an AgentIndicator's two columns
+    assert (allowed[..., 2] == (odd | ends)).all()
+
+
+# --- PPO again: a training that goes on, and other backends
 
 
 @pytest.mark.slow("trains")
@@ -304,6 +385,12 @@ STOPPED: dict[str, tuple[str, tuple[object, ...]]] = {
         ("--total-timesteps", 2_048, "--num-envs", 32, "--batch", 256, "--snapshots", 6, "--games", 2),
     ),
     "pettingzoo_q_learning": ("", ("--total-timesteps", 480, "--test-games", 4)),
+    "maddpg_simple_spread": ("native", ("--total-timesteps", 500, "--num-envs", 1, "--games", 4, "--track")),
+    "qmix_simple_spread": ("native", ("--total-timesteps", 1_000, "--num-envs", 1, "--games", 4, "--track")),
+    "qmix_simple_spread, VDN, Python envs": (
+        "sync",
+        ("--mixer", "vdn", "--total-timesteps", 1_000, "--num-envs", 1, "--games", 4),
+    ),
 }
 
 
