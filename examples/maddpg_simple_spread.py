@@ -13,6 +13,7 @@ parser.add_argument("--seed", type=int, default=0, help="of envs, policies, weig
 parser.add_argument("--total-timesteps", type=int, default=200_000, help="env steps, those before --resume included")
 parser.add_argument("--num-envs", type=int, default=64, help="envs at once")
 parser.add_argument("--backend", default="auto", help="auto: compiled envs if numba is there")
+parser.add_argument("--memory", type=int, default=100_000, help="env steps in the replay memory")
 parser.add_argument("--games", type=int, default=500, help="episodes in the end, by which it is judged")
 parser.add_argument("--checkpoint", type=Path, default=Path("runs/maddpg"), help="folder for all that is kept")
 parser.add_argument("--resume", action="store_true", help="go on with what is in the folder")
@@ -37,7 +38,7 @@ except ImportError as error:
     raise SystemExit(f"{error}; this script needs: pip install torch 'marlvec[plot,tensorboard]'") from None
 
 LEARNING_RATE, GAMMA, MINIBATCH, UPDATES, TARGET_RATE = 1e-3, 0.9, 512, 2, 0.01
-STEPS, SAVE_EVERY, MEMORY, EXPLORING = 2, 100, 100_000, 100_000  # of each env a batch; batches; env steps; env steps
+STEPS, SAVE_EVERY, EXPLORING = 2, 100, 100_000  # of each env a batch; batches; env steps
 NEEDED = "obs", "next_obs", "actions_executed", "rewards", "terminated"
 torch.manual_seed(args.seed)
 torch.set_num_threads(1)  # with nets this small, threads wait for each other more than they work
@@ -68,11 +69,11 @@ def act(agent: str, rows: Rows) -> np.ndarray:
 # 2. What they learn from: the last env steps. All act in every step, so rows of equal number belong together.
 def remember(agent: str, rows: marlvec.SampleBatch) -> None:
     """Write an agent's rows over its oldest ones."""
-    place = np.arange(done - len(rows), done) % MEMORY
+    place = np.arange(done - len(rows), done) % args.memory
     for name in NEEDED:
         key = f"{agent}/{name}"
         if key not in memory:
-            memory[key] = np.zeros((MEMORY, *rows[name].shape[1:]), rows[name].dtype)
+            memory[key] = np.zeros((args.memory, *rows[name].shape[1:]), rows[name].dtype)
         memory[key][place] = rows[name]
 
 
@@ -128,7 +129,8 @@ with marlvec.make("simple_spread", **made) as envs, marlvec.make("simple_spread"
         done += batch.env_steps
         for agent in nets:
             remember(agent, batch[agent])
-        for index in np.random.default_rng([args.seed, done]).integers(min(done, MEMORY), size=(UPDATES, MINIBATCH)):
+        rng = np.random.default_rng([args.seed, done])
+        for index in rng.integers(min(done, args.memory), size=(UPDATES, MINIBATCH)):
             update(index)
         if done >= args.total_timesteps or done // args.num_envs // STEPS % SAVE_EVERY == 0:
             curve.append([done, collector.evaluate(args.games // 5 + 1, seed=args.seed).returns.mean])

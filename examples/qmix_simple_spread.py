@@ -14,6 +14,7 @@ parser.add_argument("--num-envs", type=int, default=32, help="envs at once")
 parser.add_argument("--backend", default="auto", help="auto: compiled envs if numba is there")
 parser.add_argument("--env", default="simple_spread", help="an env with a state, whose agents act in every step")
 parser.add_argument("--mixer", choices=["qmix", "vdn"], default="qmix", help="what makes agents' values the team's")
+parser.add_argument("--memory", type=int, default=50_000, help="env steps in the replay memory")
 parser.add_argument("--games", type=int, default=500, help="episodes in the end, by which it is judged")
 parser.add_argument("--checkpoint", type=Path, default=Path("runs/qmix"), help="folder for all that is kept")
 parser.add_argument("--resume", action="store_true", help="go on with what is in the folder")
@@ -38,24 +39,22 @@ except ImportError as error:
     raise SystemExit(f"{error}; this script needs: pip install torch 'marlvec[plot,tensorboard]'") from None
 
 LEARNING_RATE, GAMMA, MINIBATCH, UPDATES, TARGET_RATE = 1e-3, 0.9, 256, 4, 0.01
-STEPS, SAVE_EVERY, MEMORY, EXPLORING = 4, 100, 50_000, 60_000  # of each env a batch; batches; env steps; env steps
+STEPS, SAVE_EVERY, EXPLORING = 4, 100, 60_000  # of each env a batch; batches; env steps
 NEEDED = "obs", "next_obs", "state", "next_state", "actions_executed", "rewards", "terminated"
 torch.manual_seed(args.seed)
 torch.set_num_threads(1)  # with nets this small, threads wait for each other more than they work
 
 
 # 1. What an agent's actions are worth, and what they make of the team's value.
-def layers(inputs: int, outputs: int) -> nn.Sequential:
-    """Two hidden layers."""
-    return nn.Sequential(nn.Linear(inputs, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, outputs))
-
-
 class Team(nn.Module):
     """``values`` of an agent's actions, obs (…, d) to (…, k); and the mixer."""
 
     def __init__(self, obs: int, actions: int, agents: int, state: int) -> None:
         super().__init__()
-        self.values, self.base = layers(obs, actions), layers(state, 1)
+        self.values, self.base = (
+            nn.Sequential(nn.Linear(n, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, outputs))
+            for n, outputs in ((obs, actions), (state, 1))
+        )
         self.first, self.bias, self.second = (nn.Linear(state, outputs) for outputs in (agents * 32, 32, 32))
 
     def mix(self, chosen: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
@@ -81,12 +80,12 @@ def act(rows: Rows) -> np.ndarray:
 
 # 2. What they learn from: a memory of the last env steps, with all agents side by side.
 def remember(rows: marlvec.SampleBatch) -> None:
-    """Write a batch into the memory's columns (MEMORY, A, …), over the oldest env steps."""
+    """Write a batch into the memory's columns (size, A, …), over the oldest env steps."""
     order = np.lexsort([rows.agent_index, rows.env_t, rows.eps_id]).reshape(-1, len(envs.agents))
-    place = np.arange(done - len(order), done) % MEMORY
+    place = np.arange(done - len(order), done) % args.memory
     for name in [*NEEDED, *(["next_action_mask"] if "next_action_mask" in rows else [])]:
         if name not in memory:
-            memory[name] = np.zeros((MEMORY, *order.shape[1:], *rows[name].shape[1:]), rows[name].dtype)
+            memory[name] = np.zeros((args.memory, *order.shape[1:], *rows[name].shape[1:]), rows[name].dtype)
         memory[name][place] = rows[name][order]
 
 
@@ -132,7 +131,8 @@ with marlvec.make(args.env, **made) as envs, marlvec.make(args.env, **made) as o
         batch = collector.collect(env_steps=STEPS * args.num_envs)
         done += batch.env_steps
         remember(batch["main"])
-        for index in np.random.default_rng([args.seed, done]).integers(min(done, MEMORY), size=(UPDATES, MINIBATCH)):
+        rng = np.random.default_rng([args.seed, done])
+        for index in rng.integers(min(done, args.memory), size=(UPDATES, MINIBATCH)):
             update({name: torch.from_numpy(column[index]) for name, column in memory.items()})
         if done >= args.total_timesteps or done // args.num_envs // STEPS % SAVE_EVERY == 0:
             curve.append([done, collector.evaluate(args.games // 5 + 1, seed=args.seed).returns.mean])

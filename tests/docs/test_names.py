@@ -36,6 +36,10 @@ OTHERS = """
     full_registration x3 x8 x15 RewardClipping VecNorm create_env_fn env_name Actor working_dir MissionSpace
     LearnedPolicyEnemySMAX jaxnav storm MPE_simple_facmac MPE_simple_world_comm_v3
     String hive_partitioning hive_schema read_ipc scan_ipc
+    EGreedyModule ExplorationType DETERMINISTIC EpisodeBatch EnvRunnerGroup TensorDict agent_indicator_v0 avail_actions
+    basic_mac batch_size_run common_reward complete_episodes cv_critic episode_limit epsilon_anneal_time epsilon_finish
+    epsilon_start mac non_shared_mac obs_agent_id save_model save_to_path split_trajs t_env t_max test_interval
+    test_nepisode truncate_episodes
     AuthenticationError DistributedDataParallel auth_token jax_enable_x64 max_workers min_workers runtime_env
     """
 FILES = {"marlvec.js", "marlvec.v1", "marlvec.NAME"}  # a file, a name in general, and the protocol's name

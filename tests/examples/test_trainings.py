@@ -90,13 +90,14 @@ def test_agents_learn_to_spread_from_a_replay_memory(
 ) -> None:
     pytest.importorskip("numba", reason="compiled envs need it")
     kept = tmp_path / "kept"
-    run(script, *options, "--num-envs", 16, "--games", 300, "--backend", "native", "--checkpoint", kept)
+    run(script, *options, "--num-envs", 16, "--games", 300, "--backend", "native", "--track", "--checkpoint", kept)
     found = re.search(
         r"team return \(sum over agents\): (\S+) at random, (\S+) (?:by|trained)", capsys.readouterr().out
     )
     assert found
     random, trained = map(float, found.groups())
     assert trained > 0.88 * random
+    assert list((kept / "logs").iterdir())
 
 
 class Forbidding(ParallelEnv):  # type: ignore[misc]
@@ -385,11 +386,17 @@ STOPPED: dict[str, tuple[str, tuple[object, ...]]] = {
         ("--total-timesteps", 2_048, "--num-envs", 32, "--batch", 256, "--snapshots", 6, "--games", 2),
     ),
     "pettingzoo_q_learning": ("", ("--total-timesteps", 480, "--test-games", 4)),
-    "maddpg_simple_spread": ("native", ("--total-timesteps", 500, "--num-envs", 1, "--games", 4, "--track")),
-    "qmix_simple_spread": ("native", ("--total-timesteps", 1_000, "--num-envs", 1, "--games", 4, "--track")),
+    "maddpg_simple_spread": (
+        "native",
+        ("--total-timesteps", 404, "--num-envs", 1, "--memory", 300, "--games", 4),
+    ),
+    "qmix_simple_spread": (
+        "native",
+        ("--total-timesteps", 804, "--num-envs", 1, "--memory", 600, "--games", 4),
+    ),
     "qmix_simple_spread, VDN, Python envs": (
         "sync",
-        ("--mixer", "vdn", "--total-timesteps", 1_000, "--num-envs", 1, "--games", 4),
+        ("--mixer", "vdn", "--total-timesteps", 804, "--num-envs", 1, "--memory", 600, "--games", 4),
     ),
 }
 
