@@ -129,10 +129,10 @@ def make(
             (lbforaging, rware, SMAClite), or the keys are ints (multigrid); else one agent. ``"tuple"``, ``"dict"``:
             several agents, by the spaces alone; ``"single"``: one agent.
         lenient: Accept forms that raise otherwise: rewards that are arrays of one number, and flags that are 0 or 1, or
-            arrays of one flag; and two omissions of PettingZoo Parallel envs. Without ``possible_agents``, the agents
-            are those present after a first reset without a seed, which is called when the env is built. An agent that
-            leaves ``env.agents`` without a flag is truncated in that step, without a final observation if the env
-            returns none.
+            arrays of one flag; in dict envs one reward or flag for all live agents; spaces or ``possible_agents`` that
+            exist only after a reset, which is called once, without a seed, when the env is built; and an omission of
+            PettingZoo Parallel envs: an agent that leaves ``env.agents`` without a flag is truncated in that step,
+            without a final observation if the env returns none.
         grouped: Use dicts of groups for observations and actions even if all agents are alike.
         render_mode: For the envs' constructors: one mode for all; ``"single_rgb_array"`` (``"single_"`` and any mode)
             for env 0 alone; or a list of one mode or None per env.

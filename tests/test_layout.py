@@ -40,7 +40,6 @@ SMALL = {
     "marlvec/cli/__main__.py": "python -m marlvec.cli",
     "marlvec/envs/grids/foraging.py": "imports lbforaging, an extra",
     "marlvec/envs/grids/warehouse.py": "imports rware, an extra",
-    "marlvec/extras.py": "a floor of its own, below all that imports an extra",
     "marlvec/native/mpe/scenarios/simple.py": "a scenario a file",
     "marlvec/native/rng_streams.py": "numpy alone, while the kernels beside it import numba",
     "marlvec/vector/watch.py": "imports numba, an extra",

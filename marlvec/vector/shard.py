@@ -19,7 +19,8 @@ import numpy as np
 from gymnasium.spaces import Discrete
 from numpy.typing import NDArray
 
-from marlvec.envs.adapters.gymnasium import PLAIN_REWARDS, GymnasiumAdapter
+from marlvec.envs.adapters.base import PLAIN_REWARDS
+from marlvec.envs.adapters.gymnasium import GymnasiumAdapter
 from marlvec.envs.env import MultiAgentEnv, Slot
 from marlvec.envs.spec import AutoresetRules, EnvSpec, Info, refuse_masks
 from marlvec.envs.user_env import plain_copy
@@ -498,7 +499,11 @@ class PlainEnvs:
     @classmethod
     def of(cls, envs: Sequence[MultiAgentEnv], slots: Sequence[Slot], buffers: Buffers) -> PlainEnvs | None:
         """Return a `PlainEnvs` of these envs, or None if one of them is of another kind."""
-        adapters = [env for env in envs if env.__class__ is GymnasiumAdapter and not env.resets_itself]
+        adapters = [
+            env
+            for env in envs
+            if env.__class__ is GymnasiumAdapter and not env.resets_itself and env.reward_weights is None
+        ]
         rows = [row for slot in slots if (row := slot.fast_rows[0]) is not None]
         tree = buffers.spec.groups[0].action_tree
         acts_plainly = tree.is_leaf and not tree.leaves[0].is_object

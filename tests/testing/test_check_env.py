@@ -874,7 +874,7 @@ def test_arguments() -> None:
         check_env(Good())
     with pytest.raises(UnknownEnvError, match="simple_spread"):
         check_env("simple_spraed")
-    with pytest.raises(ContractError, match="expected an env in one of four forms"):
+    with pytest.raises(ContractError, match="expected an env in one of five forms"):
         check_env(lambda: object())
 
 
