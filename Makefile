@@ -22,7 +22,7 @@ FAMILIES = $(patsubst %,tests/families/test_%.py,openspiel other_families vmas)
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all interop families distributed lint format bench docs soak coverage checklist faults finders clean
+.PHONY: help demo test test-all interop families distributed lint format bench docs soak coverage checklist faults finders findings clean
 # Two pip runs in one virtual environment would trip over each other.
 .NOTPARALLEL:
 .SUFFIXES:
@@ -90,6 +90,10 @@ faults: $(VENV)/.stamp-test ## The catalogue of faults, and the tests that cover
 
 finders: $(VENV)/.stamp-test ## Make the table of injected defects and the tests that find them anew; some minutes
 	$(BIN)/python -m tests.defects.finders $(ARGS)
+
+findings: ## Which scripts of findings/ still hold; they install other packages under the temp folder, and need no set-up
+	@for script in findings/*-*.sh; do \
+		if PYTHON="$(PYTHON)" bash $$script > /dev/null 2>&1; then echo "holds     $$script"; else echo "CHANGED   $$script"; fi; done
 
 clean: ## Remove what the other targets made
 	rm -rf $(VENV) .venv-interop site dist build demo.png htmlcov .coverage .coverage.* .checklist.json \

@@ -2,8 +2,8 @@
 
 ``python -m benchmarks.env_packages`` runs every package of ``env_packages.toml`` that has no result yet, each at its
 pinned version in a virtual environment of its own under the temp folder; ``python -m benchmarks.env_packages lbforaging
-rware`` runs these two anew; ``--page`` only writes the page. Results are kept in ``env_packages.json``, one package at a
-time, so that a run which was stopped goes on. The environments see the packages of the Python that runs the command,
+rware`` runs these two anew; ``--page`` only writes the page. Results are kept in ``env_packages.json``, a package at a
+time, so that a run that was stopped continues. The environments see the packages of the Python that runs the command,
 which saves downloads, unless a package needs another Python.
 """
 
@@ -31,7 +31,7 @@ RESULTS = HERE / "env_packages.json"
 PAGE = ROOT / "docs" / "packages.md"
 PLACE = Path(tempfile.gettempdir()) / "marlvec-env-packages"
 INSTALL_SECONDS, RUN_SECONDS = 600, 420
-FINDINGS = "https://github.com/marlvec/marlvec/blob/main/findings/"
+REPOSITORY = "https://github.com/marlvec/marlvec"
 OTHER_PYTHONS = "gymnasium", "pettingzoo", "numpy", "cloudpickle", "mpe2", "pytest"  # for envs of another Python
 
 
@@ -88,6 +88,8 @@ def call(command: Sequence[str], seconds: float, log: Path, **env: str) -> str:
 def last_words(log: Path) -> str:
     """Return the last line that names an error, else the last line."""
     lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+    if clashes := [line for line in lines if " depends on " in line]:  # of pip, which says so before its last line
+        return "; ".join(dict.fromkeys(clashes))[:300]
     named = [line for line in lines if "rror" in line and "note:" not in line and "subprocess-exited" not in line]
     return (named or lines or ["no output"])[-1].replace(str(Path.home()), "~")[:300]
 
@@ -112,8 +114,13 @@ def build_place(name: str, entry: Mapping[str, Any]) -> tuple[Path, str]:
     if entry.get("installed"):
         return python, ""
     pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--disable-pip-version-check"]
-    # Flags such as --no-deps are for the package; what it needs then is in `with`.
-    rounds = [[*entry["flags"], needs[0]], needs[1:]] if "--no-deps" in entry.get("flags", ()) else [[*entry.get("flags", ()), *needs]]
+    # No package may replace what marlvec needs by an older version: then it "cannot be installed beside marlvec".
+    about = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["dependencies"]
+    (place / "constraints.txt").write_text("\n".join(about) + "\n", encoding="utf-8")
+    pip += ["--constraint", str(place / "constraints.txt")]
+    # The flag --no-deps is for the package alone; what it needs then is in `with`.
+    flags = entry.get("flags", ())
+    rounds = [[*flags, needs[0]], needs[1:]] if "--no-deps" in flags else [[*flags, *needs]]
     for wanted in filter(None, rounds):
         if problem := call([*pip, *wanted], entry.get("install_seconds", INSTALL_SECONDS), place / "install.log"):
             return python, problem
@@ -136,9 +143,10 @@ def run(name: str, entry: Mapping[str, Any]) -> dict[str, Any]:
     result["python"] = entry.get("python", f"{sys.version_info[0]}.{sys.version_info[1]}")
     if problem:
         return {**result, "status": "not installed", "why": problem}
-    (place / "entry.json").write_text(json.dumps({"name": name, **entry}), encoding="utf-8")
-    answer = place / "result.json"
-    command = [str(python), "-W", "ignore", "-m", "benchmarks.env_packages_probe", str(place / "entry.json"), str(answer)]
+    question, answer = place / "entry.json", place / "result.json"
+    question.write_text(json.dumps({"name": name, **entry}), encoding="utf-8")
+    probe = "benchmarks.env_packages_probe"
+    command = [str(python), "-W", "ignore", "-m", probe, str(question), str(answer)]
     problem = call(command, entry.get("run_seconds", RUN_SECONDS), place / "run.log", PYTHONPATH=str(ROOT))
     found = json.loads(answer.read_text(encoding="utf-8")) if answer.exists() else {}
     result |= found
@@ -166,6 +174,154 @@ def status_of(result: Mapping[str, Any], problem: str) -> str:
 
 # --- The page
 
+HEAD = """# Packages that were tried
+
+For those who have an env of one of these packages, and ask whether it works here and what to watch for. Each was
+installed at this version in a virtual environment of its own, and its env played by a plain loop and by `make()`:
+observations, rewards, flags, masks and final observations of 4 envs were compared bit for bit. Traps are what the env
+does by itself, with marlvec or without.
+
+`python -m benchmarks.env_packages NAME` repeats a row. Dates, versions of Gymnasium, PettingZoo and numpy, and full
+texts are in [env_packages.json](REPO/blob/main/benchmarks/env_packages.json); scripts in
+[findings](REPO/tree/main/findings) show a trap without marlvec. µs are those of processor time for a step of one env by
+`backend="sync"`, on a machine that was shared: take their size, not their digits.
+
+""".replace("REPO", REPOSITORY)
+EQUAL = """## Played like a plain loop
+
+Unless a row says otherwise: `"sync"` and `"async"`, all three autoreset modes, 200 steps.
+
+| package | API | in marlvec | equal | `check_env` | traps | µs |
+| --- | --- | --- | --- | --- | --- | --- |
+"""
+OTHER = """
+## Refused, or not run
+
+| package | tried | what came of it |
+| --- | --- | --- |
+"""
+
+
+def page(known: Mapping[str, Any], found: Mapping[str, Any]) -> str:
+    """Return the page of these results."""
+    good = [name for name in known if found.get(name, {}).get("status") in ("equal", "differs", "runs")]
+    rest = [name for name in known if name in found and name not in good]
+    text = HEAD + EQUAL
+    for name in good:
+        entry, result = known[name], found[name]
+        cells = (
+            title(name, entry, result),
+            result.get("api", ""),
+            code(entry["line"]),
+            equal_words(result),
+            check_words(result),
+            trap_words(entry, result),
+            f"{result['us a step']:,.0f}" if "us a step" in result else "",
+        )
+        text += f"| {' | '.join(cells)} |\n"
+    text += OTHER
+    for name in rest:
+        entry, result = known[name], found[name]
+        cells = (
+            title(name, entry, result),
+            result["date"],
+            " ".join(filter(None, (why(result), entry.get("note", "")))),
+        )
+        text += f"| {' | '.join(cells)} |\n"
+    return text
+
+
+def title(name: str, entry: Mapping[str, Any], result: Mapping[str, Any]) -> str:
+    """Return a package's name and version, with a link to its findings."""
+    python = f", Python {result['python']}" if "python" in entry else ""
+    links = " ".join(f"[finding]({REPOSITORY}/blob/main/findings/{one}.sh)" for one in entry.get("findings", ()))
+    return f"{name} {result['version']}{python} {links}".strip()
+
+
+def code(line: str) -> str:
+    """Return a line as code in a cell of a table; words with code in them are left alone."""
+    return line if "`" in line else "`" + line.replace("|", "\\|") + "`"
+
+
+def equal_words(result: Mapping[str, Any]) -> str:
+    """Return in which modes the rows were those of a plain loop."""
+    equal = result.get("equal", {})
+    if not equal:
+        return f"tests of whole episodes: {tests_words(result)}" if "tests" in result else "not compared: one agent"
+    bad = {key: value for key, value in equal.items() if isinstance(value, str)}
+    steps = {value["steps"] for value in equal.values() if not isinstance(value, str)}
+    if not bad:
+        asked = "yes" if steps == {200} else f"yes, {min(steps)} steps or more"
+        return asked if len(equal) == 6 else f"{asked}, {', '.join(sorted(equal))}"
+    first = next(iter(bad.items()))
+    return f"{len(equal) - len(bad)} of {len(equal)}; {first[0]}: {cell(first[1], 160)}"
+
+
+def tests_words(result: Mapping[str, Any]) -> str:
+    """Return what pytest said last, without its times."""
+    words = result["tests"].strip("= ").partition(" in ")[0]
+    return cell(words, 120)
+
+
+def check_words(result: Mapping[str, Any]) -> str:
+    """Return what `check_env` found, a few words each."""
+    if "check_env error" in result:
+        return f"raises: {cell(result['check_env error'], 90)}"
+    if "check_env" not in result:
+        return ""
+    names = dict.fromkeys(line.partition(":")[0] for line in result["check_env"])
+    return ", ".join(names) or "nothing"
+
+
+def trap_words(entry: Mapping[str, Any], result: Mapping[str, Any]) -> str:
+    """Return the traps of a package in words: measured ones, then the note of the list."""
+    traps = result.get("traps", {})
+    used = traps.get("seeds that begin otherwise in a used env", 0)
+    copies = {how: traps[how] for how in ("pickle", "deepcopy") if traps.get(how, "right") != "right"}
+    ends = traps.get("ends", [])
+    words = [
+        "a seed does not repeat its episode" if traps.get("seed repeats in a new env") is False else "",
+        f"{used} of 12 seeds begin another episode in an env that has played" if used else "",
+        "begins always alike" if traps.get("resets without a seed differ") is False else "",
+        "resets without a seed do not repeat" if traps.get("resets without a seed repeat") is False else "",
+        "returned arrays change later" if traps.get("arrays change later") else "",
+        "observations outside their space" if traps.get("outside") else "",
+        f"dtype: {traps['other dtype']}" if traps.get("other dtype") else "",
+        "both flags at once" if any("+" in end for end in ends) else "",
+        "draws from the process's generators" if traps.get("global random") else "",
+        copy_words(copies),
+    ]
+    text = "; ".join(filter(None, words))
+    text = f"{text[0].upper()}{text[1:]}." if text else ""
+    return " ".join(filter(None, (cell(text, 400), entry.get("note", ""))))
+
+
+def copy_words(copies: Mapping[str, str]) -> str:
+    """Return what is wrong with copies of an env, by pickle and by deepcopy."""
+    wrong = {}
+    for how, what in copies.items():
+        wrong.setdefault("has another state" if what == "another state" else what, []).append(how)
+    return "; ".join(f"{' and '.join(ways)}: {what}" for what, ways in wrong.items())
+
+
+def why(result: Mapping[str, Any]) -> str:
+    """Return why a package is in the second table."""
+    status = result["status"]
+    if status == "not run":
+        return f"Not run: {result['why']}."
+    if status == "not installed":
+        return f"Cannot be installed beside marlvec: {cell(result['why'], 220)}."
+    text = result.get("raises") or result.get("refused") or result.get("why", "")
+    head = {"raises": "Its constructor raises", "refused": "Refused", "stopped": "Stopped"}[status]
+    return f"{head}: {cell(text, 260)}"
+
+
+def cell(text: str, size: int) -> str:
+    """Return a text as it may stand in a cell of a table: one line, cut, no signs of Markdown's or HTML's."""
+    flat = " ".join(text.split())
+    flat = flat if len(flat) <= size else flat[: size - 1] + "…"
+    return flat.replace("|", "\\|").replace("<", "&lt;").replace("{", "&#123;").replace("*", "\\*").replace("_", "\\_")
+
 
 def main() -> None:
     """Run packages, and write the page."""
@@ -184,8 +340,7 @@ def main() -> None:
         save(found)
         print(f"{name}: {result['status']}, {time.monotonic() - start:.0f} s {result.get('why', '')}", flush=True)
         shutil.rmtree(PLACE / name / "venv", ignore_errors=True)
-    if "page" in globals():
-        PAGE.write_text(page(known, results()), encoding="utf-8")
+    PAGE.write_text(page(known, results()), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Run one package's env by a plain loop and by marlvec, and write what both did; in the virtual environment of the package.
+"""Run one package's env by a plain loop and by marlvec, and write what both did.
 
-`env_packages` starts it: ``python -m benchmarks.env_packages_probe ENTRY.json RESULT.json``. The result is written after
-each part, so that a time limit keeps what was found before.
+`env_packages` starts it in the virtual environment of the package: ``python -m benchmarks.env_packages_probe ENTRY.json
+RESULT.json``. The result is written after each part, so that a time limit keeps what was found before.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ MODES = ("same_step", "next_step", "disabled")
 BACKENDS = ("sync", "async")
 ENVS = 4
 STEPS = 200
-SECONDS = 20.0  # for each pair of backend and mode
-EPISODE = 300  # steps of a plain episode, at most
+SECONDS = 12.0  # for each pair of backend and mode
+EPISODE = 200  # steps of a plain episode, at most
 SEEDS = 12  # begun twice in one env
 APIS = {"parallel": "Parallel", "turns": "AEC", "joint": "Gymnasium", "marlenv": "marlenv"}
 PACKAGES = ("gymnasium", "pettingzoo", "numpy", "jax", "torch")
@@ -81,7 +81,9 @@ class Plain:
             self.obs, self.infos = self._of_marlenv(obs)
             return self._view()
         result = env.reset(seed=seed)
-        self.obs, self.infos = ({}, {}) if self.form == "turns" else result if isinstance(result, tuple) else (result, {})
+        if self.form == "turns":
+            result = {}, {}
+        self.obs, self.infos = result if isinstance(result, tuple) else (result, {})
         if self.form == "joint":
             self.obs = self._each(self.obs)
         return self._view()
@@ -249,18 +251,15 @@ def traps(build: Callable[[], Any], weights: Any) -> dict[str, Any]:
     def new() -> Plain:
         return Plain(build(), weights)
 
-    random.seed(0)
-    np.random.seed(0)
+    seed_process(0)
     plain = new()
-    before = random.getstate(), np.random.get_state()[1].tolist(), np.random.get_state()[2]
+    before = state_of_process()
     trace, kept = episode(plain, 7, EPISODE, 1)
-    after = random.getstate(), np.random.get_state()[1].tolist(), np.random.get_state()[2]
-    found["global random"] = before != after
+    found["global random"] = before != state_of_process()
     found["steps"] = len(trace) - 1
     found["ends"] = sorted(
         {
-            f"{'terminated' if view['terminated'][a] else ''}{'+' if view['terminated'][a] and view['truncated'][a] else ''}"
-            f"{'truncated' if view['truncated'][a] else ''}"
+            "+".join(flag for flag in ("terminated", "truncated") if view[flag][a])
             for view in trace
             for a in plain.names
             if view["terminated"][a] or view["truncated"][a]
@@ -271,8 +270,7 @@ def traps(build: Callable[[], Any], weights: Any) -> dict[str, Any]:
         found["arrays change later"] = sum(not same(a, b["obs"]) for a, b in zip(kept, trace, strict=True))
     if plain.form != "marlenv":
         found["outside"], found["other dtype"] = _against_spaces(plain, trace)
-    random.seed(1)
-    np.random.seed(1)
+    seed_process(1)
     found["seed repeats in a new env"] = same(trace, episode(new(), 7, EPISODE, 1)[0])
     used, other = new(), 0
     for seed in range(SEEDS):
@@ -298,6 +296,17 @@ def traps(build: Callable[[], Any], weights: Any) -> dict[str, Any]:
         except Exception:  # most are copies of the constructor's arguments, without an episode
             found[how] = "another state"
     return found
+
+
+def seed_process(seed: int) -> None:
+    """Seed the generators that all code of a process shares: an env should not draw from them."""
+    random.seed(seed)
+    np.random.seed(seed)  # noqa: NPY002  # the one that envs draw from
+
+
+def state_of_process() -> list[Any]:
+    """Return the state of both generators."""
+    return [random.getstate(), repr(np.random.get_state())]  # noqa: NPY002  # likewise
 
 
 def _played_on(plain: Plain) -> Any:
@@ -346,6 +355,7 @@ def _dtypes(space: Any, obs: Any) -> list[tuple[str, str]]:
 
 
 def entry_at(tree: Any, i: int, j: int) -> Any:
+    """Return entry (i, j) of each array of a tree."""
     if isinstance(tree, dict):
         return {k: entry_at(v, i, j) for k, v in tree.items()}
     return tuple(entry_at(v, i, j) for v in tree) if isinstance(tree, tuple) else tree[i][j]
@@ -402,17 +412,18 @@ class Comparison:
                     return f"{name} of {agent!r}"
             ended = view["terminated"][agent] or view["truncated"][agent]
             obs, shown = now["obs"][agent], after is not None or now["alive"][agent] or ended
-            if ended and view["obs"][agent] is not None and differs(self.at(row.final_obs, i, a), core(view["obs"][agent])):
+            last = view["obs"][agent] if ended else None
+            if last is not None and differs(self.at(row.final_obs, i, a), core(last)):
                 return f"final observation of {agent!r}"
             if plain.form == "turns" and not now["acting"][agent] and (not ended or after is not None):
                 shown = False
             if shown and obs is not None and differs(self.at(row.obs, i, a), core(obs)):
                 return f"observation of {agent!r}"
             mask = plain.legal(agent, obs) if now["acting"][agent] else None
-            if mask is not None and (
-                row.action_mask is None or not np.array_equal(self.at(row.action_mask, i, a), mask.astype(bool).reshape(-1))
-            ):
-                return f"mask of {agent!r}"
+            if mask is not None:
+                shown_mask = None if row.action_mask is None else self.at(row.action_mask, i, a)
+                if shown_mask is None or not np.array_equal(shown_mask, mask.astype(bool).reshape(-1)):
+                    return f"mask of {agent!r}"
         return "" if bool(row.done[i]) == view["done"] else "done"
 
     def run(self, steps: int, seconds: float) -> tuple[str, int]:
@@ -462,16 +473,21 @@ def _plain_action(value: Any) -> Any:
 
 
 def short(error: BaseException, size: int = 400) -> str:
+    """Return an error's kind and text, cut, without the name of the home folder."""
     text = f"{type(error).__name__}: {error}".replace(str(Path.home()), "~")
     return text if len(text) <= size else text[: size - 1] + "…"
 
 
 def compare(
-    plainly: Callable[[], Any], build: Callable[[], Any], options: dict[str, Any], weights: Any, entry: Mapping[str, Any]
+    plainly: Callable[[], Any],
+    build: Callable[[], Any],
+    options: dict[str, Any],
+    weights: Any,
+    entry: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Return, for each backend and mode, the steps that were equal, or the first difference or error.
 
-    ``plainly`` builds envs for the plain loop, ``build`` for marlvec: with a wrapper of marlvec's, if the entry has weights.
+    ``plainly`` builds envs for the plain loop, ``build`` those for marlvec: with its wrapper, if the entry has one.
     """
     found: dict[str, Any] = {}
     for backend in entry.get("backends", BACKENDS):

@@ -25,6 +25,7 @@ TOP_LEVEL = {
     "examples",
     "docs",
     "benchmarks",
+    "findings",
     "Makefile",
     "LICENSE",
     "CHANGELOG.md",
