@@ -145,8 +145,9 @@ def run(name: str, entry: Mapping[str, Any]) -> dict[str, Any]:
         return {**result, "status": "not installed", "why": problem}
     question, answer = place / "entry.json", place / "result.json"
     question.write_text(json.dumps({"name": name, **entry}), encoding="utf-8")
-    probe = "benchmarks.env_packages_probe"
-    command = [str(python), "-W", "ignore", "-m", probe, str(question), str(answer)]
+    # By its path, not its name: some wheels bring a top-level package `benchmarks`.
+    probe = f"import runpy; runpy.run_path({str(HERE / 'env_packages_probe.py')!r}, run_name='__main__')"
+    command = [str(python), "-W", "ignore", "-c", probe, str(question), str(answer)]
     problem = call(command, entry.get("run_seconds", RUN_SECONDS), place / "run.log", PYTHONPATH=str(ROOT))
     found = json.loads(answer.read_text(encoding="utf-8")) if answer.exists() else {}
     result |= found

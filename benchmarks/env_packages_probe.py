@@ -1,7 +1,7 @@
 """Run one package's env by a plain loop and by marlvec, and write what both did.
 
-`env_packages` starts it in the virtual environment of the package: ``python -m benchmarks.env_packages_probe ENTRY.json
-RESULT.json``. The result is written after each part, so that a time limit keeps what was found before.
+`env_packages` starts it in the virtual environment of the package, with the names of two files: the entry of the list,
+and the result, which is written after each part, so that a time limit keeps what was found before.
 """
 
 from __future__ import annotations

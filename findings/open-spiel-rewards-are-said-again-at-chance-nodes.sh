@@ -4,7 +4,7 @@
 # Behaviour: so it is where chance comes first only, but not where chance nodes follow a joint move: laser_tag and
 #   coop_box_pushing say the move's reward again at each chance node after it. Who adds rewards() after each
 #   apply_action() gets three times laser_tag's returns, and about twice coop_box_pushing's. Differences of returns() are right.
-# Output seen: laser_tag: sum [27.0, 30.0], returns [9.0, 10.0]
+# Output seen: laser_tag: sum [93.0, 120.0], returns [31.0, 40.0]
 . "$(dirname "$0")/venv.sh" open_spiel==2.0.2 numpy==2.4.6
 "$VENV/bin/python" - <<'PY'
 import random

@@ -189,6 +189,26 @@ def test_the_env_they_are_made_of_is_good() -> None:
     check_env(GoodJoint)
 
 
+class RememberingOneSeed(Good):
+    """Begins seed 5 by what was played before; all others as it should."""
+
+    before = 0
+
+    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        obs, infos = super().reset(seed, options)
+        for one in obs.values():
+            one["clock"] = self.before if seed == 5 else 0
+        self.before = self.before if seed is None else seed
+        return obs, infos
+
+
+def test_a_seed_that_depends_on_what_was_played_before_is_found_though_others_do_not() -> None:
+    (found,) = check_env(RememberingOneSeed, raise_first=False)
+    assert (found.check, found.severity, found.times) == ("reset", "serious", 1)
+    assert found.got == "int 45 from a second instance, which had played other episodes before (seed 5)"
+    assert check_env(RememberingOneSeed, skip="reset", raise_first=False) == []
+
+
 # --- broken in one thing each; from episode 2 or step 2 on where that can be ---
 
 
