@@ -113,7 +113,7 @@ def build_place(name: str, entry: Mapping[str, Any]) -> tuple[Path, str]:
         (inside / "base.pth").write_text(sysconfig.get_path("purelib") + "\n", encoding="utf-8")
     if entry.get("installed"):
         return python, ""
-    pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--disable-pip-version-check"]
+    pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--disable-pip-version-check"]
     # No package may replace what marlvec needs by an older version: then it "cannot be installed beside marlvec".
     about = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["dependencies"]
     (place / "constraints.txt").write_text("\n".join(about) + "\n", encoding="utf-8")
@@ -248,7 +248,7 @@ def equal_words(result: Mapping[str, Any]) -> str:
     """Return in which modes the rows were those of a plain loop."""
     equal = result.get("equal", {})
     if not equal:
-        return f"tests of whole episodes: {tests_words(result)}" if "tests" in result else "not compared: one agent"
+        return f"tests of whole episodes: {tests_words(result)}" if "tests" in result else "runs; not compared"
     bad = {key: value for key, value in equal.items() if isinstance(value, str)}
     steps = {value["steps"] for value in equal.values() if not isinstance(value, str)}
     if not bad:
@@ -311,8 +311,10 @@ def why(result: Mapping[str, Any]) -> str:
     if status == "not run":
         return f"Not run: {result['why']}."
     if status == "not installed":
-        return f"Cannot be installed beside marlvec: {cell(result['why'], 220)}."
+        return f"Cannot be installed beside marlvec: {cell(result['why'].partition(': ')[2] or result['why'], 220)}."
     text = result.get("raises") or result.get("refused") or result.get("why", "")
+    before, got, rest = text.partition("Got an object of type ")
+    text = f"none of the forms that marlvec takes, but {rest.partition('. ')[0]}." if got else before
     head = {"raises": "Its constructor raises", "refused": "Refused", "stopped": "Stopped"}[status]
     return f"{head}: {cell(text, 260)}"
 
