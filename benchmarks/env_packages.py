@@ -30,9 +30,18 @@ ROOT = HERE.parent
 RESULTS = HERE / "env_packages.json"
 PAGE = ROOT / "docs" / "packages.md"
 PLACE = Path(tempfile.gettempdir()) / "marlvec-env-packages"
-INSTALL_SECONDS, RUN_SECONDS = 600, 420
+INSTALL_SECONDS, RUN_SECONDS = 300, 420
 REPOSITORY = "https://github.com/marlvec/marlvec"
-OTHER_PYTHONS = "gymnasium", "pettingzoo", "numpy", "cloudpickle", "mpe2", "pytest"  # for envs of another Python
+OTHER_PYTHONS = (
+    "gymnasium",
+    "pettingzoo",
+    "numpy",
+    "cloudpickle",
+    "mpe2",
+    "pytest",
+    "pytest-xdist",
+    "hypothesis",
+)  # for envs of another Python
 
 
 def entries() -> dict[str, dict[str, Any]]:
@@ -166,6 +175,8 @@ def status_of(result: Mapping[str, Any], problem: str) -> str:
     if "refused" in result:
         return "refused"
     equal = result.get("equal", {})
+    if equal and all(isinstance(row, str) and "ContractError" in row for row in equal.values()):
+        return "refused"
     if any(isinstance(row, str) for row in equal.values()):
         return "differs"
     if equal or " passed" in result.get("tests", ""):
@@ -188,7 +199,9 @@ texts are in [env_packages.json](REPO/blob/main/benchmarks/env_packages.json); s
 `backend="sync"`, on a machine that was shared: take their size, not their digits.
 
 """.replace("REPO", REPOSITORY)
-EQUAL = """## Played like a plain loop
+EQUAL = """<div class="calls" markdown>
+
+## Played like a plain loop
 
 Unless a row says otherwise: `"sync"` and `"async"`, all three autoreset modes, 200 steps.
 
@@ -229,7 +242,7 @@ def page(known: Mapping[str, Any], found: Mapping[str, Any]) -> str:
             " ".join(filter(None, (why(result), entry.get("note", "")))),
         )
         text += f"| {' | '.join(cells)} |\n"
-    return text
+    return f"{text}\n</div>\n"
 
 
 def title(name: str, entry: Mapping[str, Any], result: Mapping[str, Any]) -> str:
@@ -280,7 +293,9 @@ def trap_words(entry: Mapping[str, Any], result: Mapping[str, Any]) -> str:
     used = traps.get("seeds that begin otherwise in a used env", 0)
     copies = {how: traps[how] for how in ("pickle", "deepcopy") if traps.get(how, "right") != "right"}
     ends = traps.get("ends", [])
+    traps_error = result.get("traps error", "").partition(":")[0]
     words = [
+        f"a plain loop raises {traps_error}" if traps_error else "",
         "a seed does not repeat its episode" if traps.get("seed repeats in a new env") is False else "",
         f"{used} of 12 seeds begin another episode in an env that has played" if used else "",
         "begins always alike" if traps.get("resets without a seed differ") is False else "",
@@ -312,7 +327,8 @@ def why(result: Mapping[str, Any]) -> str:
         return f"Not run: {result['why']}."
     if status == "not installed":
         return f"Cannot be installed beside marlvec: {cell(result['why'].partition(': ')[2] or result['why'], 220)}."
-    text = result.get("raises") or result.get("refused") or result.get("why", "")
+    first = next(iter(result.get("equal", {}).values()), "")
+    text = result.get("raises") or result.get("refused") or result.get("why") or first
     before, got, rest = text.partition("Got an object of type ")
     text = f"none of the forms that marlvec takes, but {rest.partition('. ')[0]}." if got else before
     head = {"raises": "Its constructor raises", "refused": "Refused", "stopped": "Stopped"}[status]

@@ -496,7 +496,7 @@ def compare(
             try:
                 with marlvec.make(build, ENVS, backend=backend, autoreset_mode=mode, **workers, **options) as envs:
                     comparison = Comparison(plainly, envs, mode, weights)
-                    problem, steps = comparison.run(entry.get("steps", STEPS), SECONDS)
+                    problem, steps = comparison.run(entry.get("steps", STEPS), entry.get("seconds", SECONDS))
                     found[f"{backend} {mode}"] = problem or {"steps": steps, "ends": comparison.ends}
             except Exception as error:
                 found[f"{backend} {mode}"] = short(error)
