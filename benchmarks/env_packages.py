@@ -326,7 +326,8 @@ def why(result: Mapping[str, Any]) -> str:
     if status == "not run":
         return f"Not run: {result['why']}."
     if status == "not installed":
-        return f"Cannot be installed beside marlvec: {cell(result['why'].partition(': ')[2] or result['why'], 220)}."
+        reason = result["why"].partition(": ")[2] or result["why"]
+        return f"Cannot be installed beside marlvec: {cell(reason, 220).rstrip('.')}."
     first = next(iter(result.get("equal", {}).values()), "")
     text = result.get("raises") or result.get("refused") or result.get("why") or first
     before, got, rest = text.partition("Got an object of type ")

@@ -11,6 +11,7 @@ import json
 import logging
 import pickle
 import random
+import re
 import sys
 import time
 import warnings
@@ -32,7 +33,7 @@ STEPS = 200
 SECONDS = 12.0  # for each pair of backend and mode
 EPISODE = 200  # steps of a plain episode, at most
 SEEDS = 12  # begun twice in one env
-APIS = {"parallel": "Parallel", "turns": "AEC", "joint": "Gymnasium", "marlenv": "marlenv"}
+APIS = {"parallel": "Parallel", "turns": "AEC", "joint": "Gymnasium", "keyed": "RLlib", "marlenv": "marlenv"}
 PACKAGES = ("gymnasium", "pettingzoo", "numpy", "jax", "torch")
 
 
@@ -49,14 +50,14 @@ def built_by(entry: Mapping[str, Any]) -> Callable[[], Any]:
 class Plain:
     """One env in a plain loop: what it returns by agent, and who is alive and acts.
 
-    ``form``: ``parallel``, ``turns``, ``joint`` (Gymnasium's Tuples and Dicts) or ``marlenv``.
+    ``form``: ``parallel``, ``turns``, ``joint`` (Gymnasium's Tuples and Dicts), ``keyed`` (RLlib's) or ``marlenv``.
     """
 
     def __init__(self, env: Any, weights: Any = None) -> None:
         self.env, self.weights = env, weights
         self.form = form_of(env)
         self.names: list[Any] = []
-        if self.form in ("parallel", "turns"):
+        if self.form in ("parallel", "turns", "keyed"):
             self.names = list(env.possible_agents)
         elif self.form == "joint":
             space = env.action_space
@@ -64,14 +65,22 @@ class Plain:
         elif self.form == "marlenv":
             self.names = list(range(env.n_agents))
         self.gone: set[Any] = set()
+        self.joined: set[Any] = set(self.names)
+        self.obs: Any = {}
+        self.infos: Any = {}
 
     def observation_space(self, agent: Any) -> Any:
+        if self.form == "keyed":
+            return self.env.get_observation_space(agent)
         try:
             return self.env.observation_space[agent] if self.form == "joint" else self.env.observation_space(agent)
         except (AttributeError, KeyError, TypeError, NotImplementedError):
             return None
 
     def action_space(self, agent: Any) -> Any:
+        """Return an agent's action space."""
+        if self.form == "keyed":
+            return self.env.get_action_space(agent)
         return self.env.action_space[agent] if self.form == "joint" else self.env.action_space(agent)
 
     def reset(self, seed: int | None = None) -> dict[str, Any]:
@@ -86,6 +95,7 @@ class Plain:
         self.obs, self.infos = result if isinstance(result, tuple) else (result, {})
         if self.form == "joint":
             self.obs = self._each(self.obs)
+        self.joined = set(self.obs) if self.form == "keyed" else set(self.names)
         return self._view()
 
     def step(self, actions: dict[Any, Any]) -> dict[str, Any]:
@@ -99,6 +109,14 @@ class Plain:
             ends, cuts = bool(result.done), bool(result.truncated) and not result.done
         elif self.form == "parallel":
             self.obs, rewards, ends, cuts, self.infos = env.step({a: actions[a] for a in env.agents})
+        elif self.form == "keyed":
+            live = [a for a in self.names if a in self.joined - self.gone and a in self.obs]
+            self.obs, rewards, own_ends, own_cuts, self.infos = env.step({a: actions[a] for a in live})
+            self.joined |= set(self.obs)
+            flags = {a: (bool(own_ends.get(a)), bool(own_cuts.get(a))) for a in self.joined}
+            whole = bool(own_ends.get("__all__")), bool(own_cuts.get("__all__"))
+            flags = {a: own if any(own) else whole for a, own in flags.items()}
+            ends, cuts = ({a: own[k] for a, own in flags.items() if a not in self.gone} for k in (0, 1))
         else:
             joint = {a: actions[a] for a in self.names}
             keyed = isinstance(env.action_space.spaces, dict)
@@ -146,9 +164,12 @@ class Plain:
 
     def _view(self) -> dict[str, Any]:
         env = self.env
-        live = list(env.agents) if self.form in ("parallel", "turns") else [a for a in self.names if a not in self.gone]
+        listed = self.form in ("parallel", "turns")
+        live = list(env.agents) if listed else [a for a in self.names if a in self.joined - self.gone]
         alive = {a: a in live for a in self.names}
         acting, obs = dict(alive), {a: self.obs.get(a) for a in self.names}
+        if self.form == "keyed":
+            acting = {a: alive[a] and a in self.obs for a in self.names}
         if self.form == "turns":
             turn = env.agent_selection
             acts = bool(live) and turn in live and not (env.terminations[turn] or env.truncations[turn])
@@ -186,6 +207,8 @@ def form_of(env: Any) -> str:
         return "marlenv"
     if hasattr(env, "agent_iter") and hasattr(env, "observe"):
         return "turns"
+    if hasattr(env, "get_action_space") and any(kind.__name__ == "MultiAgentEnv" for kind in type(env).__mro__):
+        return "keyed"
     if hasattr(env, "possible_agents") and callable(getattr(env, "action_space", None)):
         return "parallel"
     return "joint" if hasattr(getattr(env, "action_space", None), "spaces") else ""
@@ -290,6 +313,7 @@ def traps(build: Callable[[], Any], weights: Any) -> dict[str, Any]:
         except Exception as error:
             found[how] = f"raises {type(error).__name__}"
             continue
+        twin.gone, twin.joined, twin.obs, twin.infos = set(plain.gone), set(plain.joined), plain.obs, plain.infos
         here = _played_on(plain)
         try:
             found[how] = "right" if same(here, _played_on(twin)) else "another state"
@@ -474,7 +498,7 @@ def _plain_action(value: Any) -> Any:
 
 def short(error: BaseException, size: int = 400) -> str:
     """Return an error's kind and text, cut, without the name of the home folder."""
-    text = f"{type(error).__name__}: {error}".replace(str(Path.home()), "~")
+    text = re.sub(r"/\S*/site-packages/", "", f"{type(error).__name__}: {error}").replace(str(Path.home()), "~")
     return text if len(text) <= size else text[: size - 1] + "…"
 
 
