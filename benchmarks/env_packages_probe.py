@@ -60,8 +60,8 @@ class Plain:
         if self.form in ("parallel", "turns", "keyed"):
             self.names = list(env.possible_agents)
         elif self.form == "joint":
-            space = env.action_space
-            self.names = list(space.spaces) if isinstance(space.spaces, dict) else list(range(len(space.spaces)))
+            parts = getattr(env.action_space, "spaces", env.action_space)
+            self.names = list(parts) if isinstance(parts, dict) else list(range(len(parts)))
         elif self.form == "marlenv":
             self.names = list(range(env.n_agents))
         self.gone: set[Any] = set()
@@ -119,7 +119,7 @@ class Plain:
             ends, cuts = ({a: own[k] for a, own in flags.items() if a not in self.gone} for k in (0, 1))
         else:
             joint = {a: actions[a] for a in self.names}
-            keyed = isinstance(env.action_space.spaces, dict)
+            keyed = isinstance(getattr(env.action_space, "spaces", env.action_space), dict)
             obs, rewards, ends, cuts, self.infos = env.step(joint if keyed else tuple(joint.values()))
             self.obs = self._each(obs)
         here = [a for a in self.names if a not in self.gone]
@@ -211,7 +211,8 @@ def form_of(env: Any) -> str:
         return "keyed"
     if hasattr(env, "possible_agents") and callable(getattr(env, "action_space", None)):
         return "parallel"
-    return "joint" if hasattr(getattr(env, "action_space", None), "spaces") else ""
+    space = getattr(env, "action_space", None)
+    return "joint" if hasattr(space, "spaces") or isinstance(space, dict) else ""
 
 
 def same(a: Any, b: Any) -> bool:

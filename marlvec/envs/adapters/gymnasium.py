@@ -10,7 +10,7 @@ from copy import deepcopy
 from typing import Any, NoReturn, TypeGuard
 
 import numpy as np
-from gymnasium.spaces import Box, Dict, Discrete, Tuple
+from gymnasium.spaces import Box, Dict, Discrete, Space, Tuple
 
 from marlvec.envs.adapters.base import (
     ENDED,
@@ -142,6 +142,12 @@ def _is_one_info(value: Any) -> bool:
     return value.__class__ is dict or value is None or isinstance(value, Mapping)
 
 
+def joint_space(space: Any) -> Any:
+    """Return a plain dict of spaces by agent, as some envs declare, as a Dict; other spaces unchanged."""
+    is_table = isinstance(space, dict) and space and all(isinstance(part, Space) for part in space.values())
+    return Dict(space) if is_table else space
+
+
 def joint_keys(observation: Any, action: Any) -> list[Any] | None:
     """Return the keys of the agents in joint spaces; None if the two are not joint, or their agents differ."""
     if isinstance(observation, Tuple) and isinstance(action, Tuple):
@@ -203,7 +209,7 @@ class JointAdapter(Adapter):
     """
 
     def __init__(self, env: Any) -> None:
-        joint = env.observation_space, env.action_space
+        joint = joint_space(env.observation_space), joint_space(env.action_space)
         self.is_dict = isinstance(joint[0], Dict)  # the spaces are Dicts
         self.keys: list[Any] = joint_keys(*joint) or []  # the agents' keys in the Dicts, or indices in the Tuples
         ids = self.keys if self.is_dict else [f"agent_{key}" for key in self.keys]
@@ -250,7 +256,7 @@ class JointAdapter(Adapter):
 
     def space_of(self, kind: str, agent: AgentId) -> Any:
         joint = self.env.observation_space if kind == "observation" else self.env.action_space
-        return joint.spaces[self.keys[self._index[agent]]]
+        return joint_space(joint).spaces[self.keys[self._index[agent]]]
 
     def space_call(self, kind: str, agent: AgentId) -> str:
         return f"{kind}_space[{self.keys[self._index[agent]]!r}]"
@@ -473,12 +479,13 @@ def has_joint_spaces(env: Any, agents: str = "auto") -> bool:
     """Return whether a Gymnasium env has several agents.
 
     It has if its observation and action spaces are Tuples of equal length, or Dicts with equal keys, and either its
-    ``n_agents`` or ``num_agents`` is that number, or the keys are ints; with ``agents`` not ``"auto"``, if that says
-    so.
+    ``n_agents`` or ``num_agents`` is that number, or the keys are ints; or if both are plain dicts of spaces; with
+    ``agents`` not ``"auto"``, if that says so.
     """
     if agents == "single":
         return False
-    observation, action = (getattr(env, name, None) for name in ("observation_space", "action_space"))
+    declared = [getattr(env, name, None) for name in ("observation_space", "action_space")]
+    observation, action = map(joint_space, declared)
     keys = joint_keys(observation, action)
     if agents != "auto":
         wanted = Tuple if agents == "tuple" else Dict
@@ -491,6 +498,8 @@ def has_joint_spaces(env: Any, agents: str = "auto") -> bool:
         return True
     if keys is None:
         return False
+    if all(isinstance(space, dict) for space in declared):
+        return True
     if isinstance(observation, Dict) and all(isinstance(key, (int, np.integer)) for key in keys):
         return True
     counts = (getattr(layer, name, None) for layer in wrapper_chain(env) for name in _COUNTS)

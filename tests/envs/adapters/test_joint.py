@@ -83,6 +83,52 @@ def test_spaces_of_agents_make_an_env_of_agents(env: Spaces) -> None:
     assert type(adapt(env, agents="single")) is GymnasiumAdapter
 
 
+class Market(gymnasium.Env[Any, Any]):
+    """Declares its spaces as plain dicts by agent, of no space's class; ends after four steps."""
+
+    def __init__(self) -> None:
+        self.observation_space: Any = {"seller": BOX, "buyer": Box(0, 9, (1,), np.float64)}
+        self.action_space: Any = {"seller": Discrete(3), "buyer": Discrete(2)}
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        super().reset(seed=seed)
+        self.t = 0
+        return self.seen(), {}
+
+    def step(self, action: Any) -> Any:
+        self.t += 1
+        over = dict.fromkeys(action, self.t == 4)
+        return self.seen(), {a: float(x) for a, x in action.items()}, over, dict.fromkeys(action, False), {}
+
+    def seen(self) -> Any:
+        return {"seller": self.np_random.random(2), "buyer": np.full(1, self.t, np.float64)}
+
+
+def test_plain_dicts_of_spaces_by_agent_make_an_env_of_agents() -> None:
+    plain, ends = Market(), 0
+    with marlvec.make(Market, 1, backend="sync", autoreset_mode="next_step") as envs:
+        assert envs.agents == ("buyer", "seller")  # as Gymnasium's Dict orders them
+        envs.reset(seed=[5])
+        plain.reset(seed=5)
+        for t in range(12):
+            actions = envs.random_action(seed=t)
+            obs, rewards, terminated, _, infos = envs.step(actions)
+            if infos["reset_mask"][0]:
+                seen = plain.reset()[0]
+            else:
+                chosen = {agent: int(actions[name][0, 0]) for agent, name in zip(envs.agents, envs.groups, strict=True)}
+                seen, paid, over, *_ = plain.step(chosen)
+                assert rewards[0].tolist() == [paid[agent] for agent in envs.agents]
+                assert terminated[0].tolist() == [over[agent] for agent in envs.agents]
+                ends += over["seller"]
+            expected = [seen[agent].tolist() for agent in envs.agents]
+            assert [obs[name][0, 0].tolist() for name in envs.groups] == expected
+    assert ends == 3 - 1
+    assert type(adapt(Market(), agents="dict")) is JointAdapter
+    with pytest.raises(ArgumentError, match="expected observation and action spaces that are Tuples"):
+        adapt(Market(), agents="tuple")
+
+
 @pytest.mark.parametrize("env", SINGLE)
 def test_a_compound_env_of_one_agent_stays_one(env: Spaces) -> None:
     assert type(adapt(env)) is GymnasiumAdapter
