@@ -267,6 +267,8 @@ def equal_words(result: Mapping[str, Any]) -> str:
     if not bad:
         asked = "yes" if steps == {200} else f"yes, {min(steps)} steps or more"
         return asked if len(equal) == 6 else f"{asked}, {', '.join(sorted(equal))}"
+    if result.get("traps", {}).get("seed repeats in a new env") is False:
+        return "no two envs of one seed are alike"
     first = next(iter(bad.items()))
     return f"{len(equal) - len(bad)} of {len(equal)}; {first[0]}: {cell(first[1], 160)}"
 
@@ -316,8 +318,8 @@ def copy_words(copies: Mapping[str, str]) -> str:
     """Return what is wrong with copies of an env, by pickle and by deepcopy."""
     wrong = {}
     for how, what in copies.items():
-        wrong.setdefault("has another state" if what == "another state" else what, []).append(how)
-    return "; ".join(f"{' and '.join(ways)}: {what}" for what, ways in wrong.items())
+        wrong.setdefault("copies are at another state" if what == "another state" else what, []).append(how)
+    return "; ".join(f"{what} ({', '.join(ways)})" for what, ways in wrong.items())
 
 
 def why(result: Mapping[str, Any]) -> str:

@@ -52,6 +52,8 @@ def test_words_of_results() -> None:
     assert equal_words({"equal": same}) == "yes"
     assert equal_words({"equal": {**same, "sync a": {"steps": 60, "ends": 0}}}) == "yes, 60 steps or more"
     assert equal_words({"equal": {**same, "sync a": "step 3: reward"}}) == "5 of 6; sync a: step 3: reward"
+    odd = {"equal": {**same, "sync a": "step 3: reward"}, "traps": {"seed repeats in a new env": False}}
+    assert equal_words(odd) == "no two envs of one seed are alike"
     assert equal_words({"tests": "== 28 passed in 4.3s =="}) == "tests of whole episodes: 28 passed"
     traps = {
         "seed repeats in a new env": True,
@@ -59,7 +61,7 @@ def test_words_of_results() -> None:
         "deepcopy": "another state",
         "ends": ["terminated+truncated"],
     }
-    words = "Both flags at once; pickle and deepcopy: has another state. Words."
+    words = "Both flags at once; copies are at another state (pickle, deepcopy). Words."
     assert trap_words({"note": "Words."}, {"traps": traps}) == words
     assert cell("a | b <c> {d} * _\n e", 99) == "a \\| b &lt;c> &#123;d} \\* \\_ e"
     assert status_of({"equal": same}, "") == "equal"
