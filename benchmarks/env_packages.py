@@ -177,6 +177,8 @@ def status_of(result: Mapping[str, Any], problem: str) -> str:
     equal = result.get("equal", {})
     if equal and all(isinstance(row, str) and "ContractError" in row for row in equal.values()):
         return "refused"
+    if equal and all(isinstance(row, str) and row.startswith("EnvRaised") for row in equal.values()):
+        return "raises"
     if any(isinstance(row, str) for row in equal.values()):
         return "differs"
     if equal or " passed" in result.get("tests", ""):
@@ -334,7 +336,11 @@ def why(result: Mapping[str, Any]) -> str:
     text = result.get("raises") or result.get("refused") or result.get("why") or first
     before, got, rest = text.partition("Got an object of type ")
     text = f"none of the forms that marlvec takes, but {rest.partition('. ')[0]}." if got else before
-    head = {"raises": "Its constructor raises", "refused": "Refused", "stopped": "Stopped"}[status]
+    head = {
+        "raises": "Its constructor raises" if "raises" in result else "Raises",
+        "refused": "Refused",
+        "stopped": "Stopped",
+    }[status]
     return f"{head}: {cell(text, 260)}"
 
 

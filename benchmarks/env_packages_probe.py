@@ -499,8 +499,13 @@ def _plain_action(value: Any) -> Any:
 
 def short(error: BaseException, size: int = 400) -> str:
     """Return an error's kind and text, cut, without the name of the home folder."""
-    text = re.sub(r"/\S*/site-packages/", "", f"{type(error).__name__}: {error}").replace(str(Path.home()), "~")
+    text = without_places(f"{type(error).__name__}: {error}")
     return text if len(text) <= size else text[: size - 1] + "…"
+
+
+def without_places(text: str) -> str:
+    """Return a text without the folders of this machine."""
+    return re.sub(r"/\S*/site-packages/", "", text).replace(str(Path.home()), "~")
 
 
 def compare(
@@ -600,7 +605,7 @@ def main(entry_file: str, result_file: str) -> None:
 def findings(build: Callable[[], Any]) -> list[str]:
     """Return what `check_env` finds, a line each."""
     return [
-        f"{one.check} ({one.severity}): {one.subject}: expected {one.expected}, got {one.got}"[:240]
+        without_places(f"{one.check} ({one.severity}): {one.subject}: expected {one.expected}, got {one.got}")[:240]
         for one in check_env(build, raise_first=False, max_steps=200)
     ]
 
