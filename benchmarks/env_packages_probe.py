@@ -416,6 +416,9 @@ class Comparison:
     def __init__(self, build: Callable[[], Any], envs: Any, mode: str, weights: Any) -> None:
         self.envs, self.mode = envs, mode
         self.plains = [Plain(build(), weights) for _ in range(ENVS)]
+        for plain in self.plains:  # a plain dict of spaces may have another order than Gymnasium's Dict
+            if set(map(str, plain.names)) == set(envs.agents):
+                plain.names.sort(key=lambda agent: envs.agents.index(str(agent)))
         self.index: dict[str, tuple[str, int]] = {
             envs.agents[a]: (group.name, j) for group in envs.spec.groups for j, a in enumerate(group.agents)
         }
