@@ -755,7 +755,8 @@ class VectorEnv(StatefulVectorEnv):
     @property
     def masked_env_ids(self) -> tuple[int, ...]:
         """Envs that ``on_fault="mask"`` has taken out for good."""
-        return tuple(np.flatnonzero(self._recovery.masked).tolist())
+        masked = self._recovery.masked
+        return tuple(masked.nonzero()[0].tolist()) if np.count_nonzero(masked) else ()
 
     @property
     def closed(self) -> bool:
