@@ -766,15 +766,20 @@ class RowLog:
     # --- saved
 
     def get_state(self, number: int) -> State:
-        """Return all rows and answers of one policy, or of those not read, as arrays that later calls do not change."""
+        """Return all rows and answers of one policy, or of those not read, as arrays that later calls do not change.
+
+        By round, last rows first, and lane: so equal logs have equal states, whatever they have dropped and loaded.
+        """
         index = self._index
         numbers = (index.number == number).nonzero()[0]
+        numbers = numbers[np.lexsort((index.lane[numbers], ~index.final[numbers], index.tick[numbers]))]
         rows: dict[str, Any] = {name: getattr(index, name)[numbers] for name in _ARRAYS}
         rows["eps_id"] = index.eps_id[numbers]
         columns: dict[str, Tree] = {}
         answers: dict[str, Tree] = {}
         said = AnswerIndex(self._kept.answers)
-        own = (said.number == number).nonzero()[0]
+        own = index.answer_of(said)[numbers]
+        own = own[own >= 0]
         if number != UNREAD:
             forms, derived = self.forms[number], self._derived(index.lane[numbers])
             stored = self._stored_columns(number, numbers) | derived
