@@ -301,8 +301,12 @@ def arrange(value: Any, rows: int, agents: int) -> AnyArray:
     return cells
 
 
+def _is_sequence(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) or (isinstance(value, np.ndarray) and value.ndim > 0)
+
+
 def _parts(value: Any, length: int, what: str) -> Any:
-    is_row = isinstance(value, (list, tuple)) or (isinstance(value, np.ndarray) and value.ndim > 0)
+    is_row = _is_sequence(value)
     if not is_row or len(value) != length:
         got = f"{len(value)}" if is_row else type(value).__name__
         raise ActionError(f"expected an array of objects, or a list of lists, with {what}; got {got}")
@@ -340,7 +344,7 @@ def is_by_agent(spec: EnvSpec, grouped: bool, actions: Any, n: int) -> bool:
         return False
     if grouped:
         # A group of one agent has the agent's name: only the agent axis distinguishes the two forms.
-        return actions.keys() != {group.name for group in spec.groups} or _lacks_axis(first, actions[first.name])
+        return actions.keys() != {group.name for group in spec.groups} or _lack_axis(spec.groups, actions)
     space = first.action_space
     return not isinstance(space, spaces.Dict) or actions.keys() != space.spaces.keys()
 
@@ -434,17 +438,30 @@ def _is_tuple_action(group: AgentGroup, actions: Sequence[Mapping[str, Any]]) ->
     return True
 
 
-def _lacks_axis(group: AgentGroup, value: Any) -> bool:
-    """Return whether the actions lack an agent axis: shape (n, …), one agent in all envs."""
-    if value is None:
-        return True
+def _lack_axis(groups: Sequence[AgentGroup], actions: Mapping[str, Any]) -> bool:
+    """Return whether actions by the names of these groups of one agent lack the agent axis: shape (n, …)."""
+    for group in groups:
+        if actions[group.name] is None:
+            return True
+        try:
+            parts = group.action_tree.flatten(actions[group.name])
+        except ContractError:  # neither form; an error is raised later
+            continue
+        for part, leaf in zip(parts, group.action_tree.leaves, strict=True):
+            if (lacks := _lacks_axis(part, leaf)) is not None:
+                return lacks
+    return not any(group.action_tree.leaves for group in groups)  # without leaves, both forms are the same
+
+
+def _lacks_axis(part: Any, leaf: Leaf) -> bool | None:
+    """Return whether a leaf of one agent's actions is (n, …), not (n, 1, …); None if it could be either, or neither."""
+    if leaf.is_object and isinstance(part, (list, tuple)):
+        # An object may be a sequence, as the row of one agent is; it certainly is no row if its length is not 1.
+        return True if any(not _is_sequence(row) or len(row) != 1 for row in part) else None
     try:
-        part, leaf = group.action_tree.flatten(value)[0], group.action_tree.leaves[0]
-        if leaf.is_object and not isinstance(part, np.ndarray):
-            return not isinstance(part[0], (list, tuple, np.ndarray))
         return np.ndim(part) == 1 + len(leaf.shape)
-    except (ContractError, ValueError, TypeError, LookupError):  # neither form; an error is raised later
-        return False
+    except ValueError:  # a ragged list
+        return None
 
 
 def _read_agents(spec: EnvSpec, group: AgentGroup, actions: Mapping[str, Any], n: int) -> list[NDArray[Any]]:

@@ -46,7 +46,8 @@ def without_leaves(backend: str) -> Callable[[Callable[..., None]], Callable[...
         for n, space in enumerate((Tuple([Dict()]), Tuple([Dict(), Dict()]), Dict(), Tuple([])), 1):
             design = Design("single", (Seat(Discrete(2), space),))
             test = example(setup=Setup(design, n=min(n, 2), backend=backend))(test)
-        return test
+        design = Design("parallel", (Seat(Discrete(2), Dict()), BIT))
+        return example(setup=Setup(design, backend=backend))(test)
 
     return add
 
