@@ -21,7 +21,7 @@ from marlvec.envs.spec import AgentGroup, EnvSpec
 from marlvec.errors import ActionError, ContractError
 from marlvec.spaces import Contained, Finite, Leaf, Membership, SpaceTree, check_size, membership, snapshot
 from marlvec.spaces.action_masks import find_forbidden
-from marlvec.vector.buffers import Buffers, Selection
+from marlvec.vector.buffers import Buffers, EnvSelection
 from marlvec.vector.vector_step import VectorStep
 
 AnyArray = NDArray[Any]
@@ -67,7 +67,7 @@ class ActionWriter:
         self._plain_shape = (len(first.agents), *first.action_tree.leaves[0].shape) if is_plain else ()
         self._objects = [place for place in leaves if place[2].is_object]
 
-    def write(self, buffers: Buffers, actions: Any, env_ids: NDArray[np.int64], rows: Selection) -> None:
+    def write(self, buffers: Buffers, actions: Any, env_ids: NDArray[np.int64], rows: EnvSelection) -> None:
         """Write one action per (env, agent), in a form of `VectorEnv.step`; ``rows`` are the same envs."""
         # ActionError: nothing was written. Discrete also as (n, A, 1); leaves without a fixed-size array form as arrays
         # of objects or lists of lists (n, A).
@@ -156,7 +156,7 @@ class ActionWriter:
         return array
 
     def _check_all_values(
-        self, arrays: Sequence[Sequence[AnyArray]], buffers: Buffers, env_ids: NDArray[np.int64], rows: Selection
+        self, arrays: Sequence[Sequence[AnyArray]], buffers: Buffers, env_ids: NDArray[np.int64], rows: EnvSelection
     ) -> None:
         acting = buffers.acting[rows]
         for g, k, leaf, members in self._checks:
@@ -177,7 +177,7 @@ class ActionWriter:
         return True
 
     def _check_masks(
-        self, arrays: Sequence[Sequence[AnyArray]], buffers: Buffers, env_ids: NDArray[np.int64], rows: Selection
+        self, arrays: Sequence[Sequence[AnyArray]], buffers: Buffers, env_ids: NDArray[np.int64], rows: EnvSelection
     ) -> None:
         found = []
         masks = buffers.masks_given(rows)
