@@ -38,7 +38,7 @@ from marlvec.selfplay import (
 )
 from marlvec.serialization.values import read_value, write_value
 from tests.distributed.helpers import plain
-from tests.vector.test_saved_states import same
+from tests.vector.support.reference import same
 
 FOLDER = Path(__file__).with_name("golden")
 AGENTS = ("north", "east", "south")
