@@ -456,8 +456,14 @@ def _lack_axis(groups: Sequence[AgentGroup], actions: Mapping[str, Any]) -> bool
 def _lacks_axis(part: Any, leaf: Leaf) -> bool | None:
     """Return whether a leaf of one agent's actions is (n, …), not (n, 1, …); None if it could be either, or neither."""
     if leaf.is_object and isinstance(part, (list, tuple)):
-        # An object may be a sequence, as the row of one agent is; it certainly is no row if its length is not 1.
-        return True if any(not _is_sequence(row) or len(row) != 1 for row in part) else None
+        # An object may be a sequence, as the row of one agent is: which of both is in the space?
+        if any(not _is_sequence(row) or len(row) != 1 for row in part):
+            return True
+        cells = np.full((2, len(part)), None, np.object_)
+        for k, row in enumerate(part):
+            cells[0, k], cells[1, k] = row, row[0]
+        as_object, as_row = Contained(leaf).rows(cells, np.ones(cells.shape, np.bool_))
+        return None if np.array_equal(as_object, as_row) else bool((as_object > as_row).any())
     try:
         return np.ndim(part) == 1 + len(leaf.shape)
     except ValueError:  # a ragged list

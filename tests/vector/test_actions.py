@@ -287,6 +287,7 @@ SOMETHING = (
     (Discrete(4), [3, 0, 2]),
     (Dict(a=Dict(), b=Box(-1, 1, (2,))), {"a": {}, "b": np.ones((N, 2), F)}),
     (Sequence(Discrete(2)), [(0, 1), (), (1,)]),
+    (Sequence(Discrete(2)), [(0,), (1,), (1,)]),
 )
 
 
