@@ -343,7 +343,7 @@ def is_by_agent(spec: EnvSpec, grouped: bool, actions: Any, n: int) -> bool:
     if not actions or not all(key in spec.agents for key in actions):
         return False
     if grouped:
-        # A group of one agent has the agent's name: only the agent axis distinguishes the two forms.
+        # A group of one agent has the agent's name, and names may be equal by chance: only the agent axis tells.
         return actions.keys() != {group.name for group in spec.groups} or _lack_axis(spec.groups, actions)
     space = first.action_space
     return not isinstance(space, spaces.Dict) or actions.keys() != space.spaces.keys()
@@ -357,6 +357,7 @@ def join_agents(
     per_env = not isinstance(actions, Mapping)
     dicts = actions if per_env else [actions] * len(env_ids)
     given = np.array([[own.get(name) is not None for name in spec.agents] for own in dicts], np.bool_)
+    given = given.reshape(acting.shape)  # of no envs, too
     for i, a in np.argwhere(acting & ~given)[:1].tolist():
         raise ActionError(
             f"actions: env {env_ids[i]}, agent {spec.agents[a]!r}: expected an action, since it acts, got None; "
@@ -439,7 +440,7 @@ def _is_tuple_action(group: AgentGroup, actions: Sequence[Mapping[str, Any]]) ->
 
 
 def _lack_axis(groups: Sequence[AgentGroup], actions: Mapping[str, Any]) -> bool:
-    """Return whether actions by the names of these groups of one agent lack the agent axis: shape (n, …)."""
+    """Return whether actions by the names of these groups lack the agent axis, since each is of one agent: (n, …)."""
     for group in groups:
         if actions[group.name] is None:
             return True
@@ -448,16 +449,17 @@ def _lack_axis(groups: Sequence[AgentGroup], actions: Mapping[str, Any]) -> bool
         except ContractError:  # neither form; an error is raised later
             continue
         for part, leaf in zip(parts, group.action_tree.leaves, strict=True):
-            if (lacks := _lacks_axis(part, leaf)) is not None:
+            if (lacks := _lacks_axis(part, leaf, len(group.agents))) is not None:
                 return lacks
-    return not any(group.action_tree.leaves for group in groups)  # without leaves, both forms are the same
+    # Without leaves, both forms of groups of one agent are the same.
+    return not any(group.action_tree.leaves or len(group.agents) > 1 for group in groups)
 
 
-def _lacks_axis(part: Any, leaf: Leaf) -> bool | None:
-    """Return whether a leaf of one agent's actions is (n, …), not (n, 1, …); None if it could be either, or neither."""
+def _lacks_axis(part: Any, leaf: Leaf, agents: int) -> bool | None:
+    """Return whether a leaf of actions is (n, …), not (n, agents, …); None if it could be either, or neither."""
     if leaf.is_object and isinstance(part, (list, tuple)):
-        # An object may be a sequence, as the row of one agent is: which of both is in the space?
-        if any(not _is_sequence(row) or len(row) != 1 for row in part):
+        # An object may be a sequence, as the row of a group is: which of both is in the space?
+        if any(not _is_sequence(row) or len(row) != agents for row in part):
             return True
         cells = np.full((2, len(part)), None, np.object_)
         for k, row in enumerate(part):

@@ -15,7 +15,7 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Se
 import marlvec
 from marlvec import VectorEnv
 from marlvec.envs.spec import EnvSpec
-from marlvec.errors import ActionError, ArgumentError, ContractWarning, EnvRaised
+from marlvec.errors import ActionError, ArgumentError, ContractWarning, EnvRaised, NothingPendingError
 from marlvec.spaces import SpaceTree
 from marlvec.testing import CounterEnv, SampledEnv, Script, ScriptedParallelEnv, checksum, decode
 from marlvec.vector.checks import join_agents
@@ -311,6 +311,15 @@ def test_actions_by_agent_beside_an_agent_whose_action_space_is_empty(
         np.testing.assert_equal(step[:4], expected.step(rows)[:4])
         step = given.step({name: with_axis(action) for name, action in zip(given.agents, actions, strict=True)})
         np.testing.assert_equal(step[:4], expected.step(rows)[:4])
+
+
+@pytest.mark.parametrize("space", [Discrete(4), *NOTHING], ids=str)
+def test_actions_by_agent_for_no_env(space: Any) -> None:
+    with vectorize("sync", sampled_pairs([space, Dict(a=Dict())])) as envs:
+        envs.reset(seed=0)
+        none = SpaceTree(space).unflatten([leaf.blank(0) for leaf in SpaceTree(space).leaves])
+        envs.send({"agent_0": none, "agent_1": {"a": {}}}, [])
+        refused(NothingPendingError, "nothing sent", envs.recv)
 
 
 def part(action: Any, i: int) -> Any:
