@@ -24,7 +24,7 @@ import marlvec.connectors as all_connectors
 from marlvec.arguments import signature_of
 from marlvec.cli.console import did_you_mean, naming
 from marlvec.connectors import AgentConnector, AgentPipeline, Pipeline
-from marlvec.envs.making import load_file
+from marlvec.envs.recipes import load_file
 from marlvec.errors import ArgumentError, CheckpointError, MarlvecError
 from marlvec.making import make
 from marlvec.native.catalog import native_entry
