@@ -22,7 +22,7 @@ from packaging.utils import canonicalize_name
 import marlvec
 from marlvec import VectorEnv
 from marlvec.envs.builtin_ids import JAXMARL, JUMANJI, PGX, atari_env, catalog, gymnasium_entry, gymnasium_env
-from marlvec.envs.making import EnvEntry
+from marlvec.envs.recipes import EnvEntry
 from marlvec.errors import MissingExtraError
 from marlvec.registry import listing, resolve
 from tests.families.table import ROWS, Row
