@@ -16,7 +16,7 @@ INTEROP ?= envpool overcooked rllib supersuit tianshou
 # Suites of JAX get a virtual environment of their own beside the other families'.
 JAX_FAMILIES = $(patsubst %,tests/families/test_%.py,jax jaxmarl jumanji pgx)
 # Tests of envs that no extra brings, or one that `make test` does without; the others of that folder run there.
-FAMILIES = $(patsubst %,tests/families/test_%.py,openspiel other_families vmas)
+FAMILIES = $(patsubst %,tests/families/test_%.py,openspiel other_families textarena vmas)
 
 # Some images for containers set this. Hundreds of programs and workers that tests start would then compile marlvec again.
 export PYTHONDONTWRITEBYTECODE :=
@@ -113,7 +113,7 @@ $(VENV)/.stamp-%: pyproject.toml $(VENV)/.stamp-venv
 .venv-interop/supersuit/.stamp: PACKAGES = 'supersuit>=3.11'
 .venv-interop/jax/.stamp: EXTRAS = brax,jumanji,pgx,native
 .venv-interop/jax/.stamp: PACKAGES = torch==2.13.0
-.venv-interop/families/.stamp: EXTRAS = vmas,openspiel
+.venv-interop/families/.stamp: EXTRAS = vmas,openspiel,textarena
 .venv-interop/families/.stamp: PACKAGES = torch==2.13.0 -r tests/families/requirements.txt
 .venv-interop/families/.stamp: tests/families/requirements.txt
 
