@@ -22,7 +22,7 @@ import marlvec
 
 SURFACE = {
     "marlvec": """
-        make register
+        make register register_space
         VectorEnv SyncVectorEnv ThreadVectorEnv AsyncVectorEnv NativeVectorEnv PoolVectorEnv VectorStep
         PerEnv
         Fault RestartLimit RestartQuietly
