@@ -24,6 +24,7 @@ from marlvec.errors import (
     UnknownEnvError,
 )
 from marlvec.testing import check_env
+from tests.examples.scripts import run
 
 pytest.importorskip("textarena", reason="the extra `textarena` is not installed")
 
@@ -561,3 +562,10 @@ def test_every_listed_game_is_one_of_textarenas() -> None:
     assert [game for game in listed if game not in known] == []
     assert len({known[game].entry_point for game in listed}) == len(listed) == 86
     assert {f"{name}-v0" for name in (*PLAYERS, *F_STRINGS)} <= set(listed)
+
+
+def test_the_league_of_the_gallery(capsys: pytest.CaptureFixture[str]) -> None:
+    run("league_text", "--games", 48)
+    *_, first, second, third, fourth = capsys.readouterr().out.splitlines()
+    assert first.startswith("careful")
+    assert {line.split("  ")[0] for line in (second, third, fourth)} == {"model", "anywhere", "sloppy model"}
