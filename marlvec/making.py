@@ -10,7 +10,7 @@ from numbers import Integral
 from typing import Any
 
 from marlvec.envs.builtin_ids import ENVPOOL, JAX, JAXMARL, JUMANJI, PGX, VMAS
-from marlvec.envs.making import EnvKwargs, EnvRecipe, RenderModes, Wrapper, write_recipes
+from marlvec.envs.recipes import EnvKwargs, EnvRecipe, RenderModes, Wrapper, write_recipes
 from marlvec.errors import ArgumentError, EnvArgumentError
 from marlvec.registry import EnvLike, resolve_all
 from marlvec.vector.async_env import AsyncVectorEnv, choose_backend

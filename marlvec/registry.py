@@ -26,7 +26,7 @@ from marlvec.envs.builtin_ids import (
     listed_entries,
 )
 from marlvec.envs.env import MultiAgentEnv
-from marlvec.envs.making import EnvEntry, EnvFactory, builder_hint
+from marlvec.envs.recipes import EnvEntry, EnvFactory, builder_hint
 from marlvec.errors import AlreadyRegisteredError, ArgumentError, RegistryError, UnknownEnvError
 
 __all__ = ["EnvRow", "listing", "register", "resolve", "resolve_all", "EnvEntry", "EnvFactory"]

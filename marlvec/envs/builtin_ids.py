@@ -13,7 +13,7 @@ from typing import Any
 
 import gymnasium
 
-from marlvec.envs.making import EnvEntry
+from marlvec.envs.recipes import EnvEntry
 from marlvec.envs.wrappers import SeedStream
 from marlvec.errors import UnknownEnvError
 

@@ -222,7 +222,7 @@ class EnvDifference(NamedTuple):
     got: str
 
     def add_to(self, findings: Findings, check: str, change: str = "") -> None:
-        findings.note(self.place, check, self.subject, self.expected, self.got, change)
+        findings.add_fault(self.place, check, self.subject, self.expected, self.got, change)
 
 
 def count_episodes(episodes: int, skip: frozenset[str]) -> int:
@@ -524,7 +524,7 @@ def _listed(found: list[Finding]) -> str:
 def _refuse_same(name: str, findings: Findings) -> None:
     change = "build the env in the factory, so that each call makes one: lambda: MyEnv(…), or the class itself"
     place = PlayedCall(name, "__init__()")
-    findings.note(place, "shared_state", "the factory", "a new env from each call", "the very same one", change)
+    findings.add_fault(place, "shared_state", "the factory", "a new env from each call", "the very same one", change)
 
 
 def _player_of(env: Any, max_steps: int, findings: Findings) -> Player:

@@ -272,13 +272,13 @@ def test_a_reset_alone_begins_an_episode(name: str, args: Any, space: Any, more:
     if "decay_steps" in args:
         return
     trial = _trial(name, args, space, more)
-    moments = [TrialStep(moment.rows.drop("first"), moment.answer) for moment in trial.moments()]
+    steps = [TrialStep(step.rows.drop("first"), step.answer) for step in trial.steps()]
     used, fresh = trial.player(), trial.player()
-    for moment in moments[:6]:
-        used.see(moment)
+    for step in steps[:6]:
+        used.see(step)
     used.reset(None)
-    for moment in moments[6:]:
-        same_tree(used.see(moment), fresh.see(moment))
+    for step in steps[6:]:
+        same_tree(used.see(step), fresh.see(step))
 
 
 def _spoilt(state: Any) -> Any:
@@ -295,9 +295,9 @@ def _spoilt(state: Any) -> Any:
 def test_foreign_state_is_rejected_as_a_whole(name: str, args: Any, space: Any, more: dict[str, Any]) -> None:
     trial = _trial(name, args, space, more)
     used, other = trial.player(), trial.player()
-    for moment in trial.moments()[:4]:
-        used.see(moment)
-    other.see(trial.moments()[0])
+    for step in trial.steps()[:4]:
+        used.see(step)
+    other.see(trial.steps()[0])
     state, before = used.piece.state_dict(), other.piece.state_dict()
     for wrong in [{"x": 1}, *([_spoilt(state)] if state else [])]:
         refused(ArgumentError, "", other.piece.load_state_dict, wrong)

@@ -30,7 +30,7 @@ from marlvec.envs import (
     SeedStream,
     TimeLimit,
 )
-from marlvec.envs.making import EnvEntry, EnvFactory
+from marlvec.envs.recipes import EnvEntry, EnvFactory
 from marlvec.envs.spec import AutoresetRules
 from marlvec.errors import ArgumentError, ContractError
 from marlvec.spaces.padding import pad_actions, pad_observations

@@ -31,7 +31,7 @@ from marlvec.envs.builtin_ids import (
     gymnasium_entry,
     gymnasium_env,
 )
-from marlvec.envs.making import EnvEntry
+from marlvec.envs.recipes import EnvEntry
 from marlvec.errors import MissingExtraError
 from marlvec.registry import listing, resolve
 from tests.families.table import ROWS, Row

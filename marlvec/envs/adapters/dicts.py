@@ -94,7 +94,7 @@ class ParallelAdapter(DictAdapter):
         if not listed:
             change = "set self.agents = self.possible_agents[:] in reset()"
             sink.fault("agents", "env.agents", "at least one live agent", "none", change)
-        self._note_live_agents(slot)
+        self._update_live_agents(slot)
 
     def step(self, slot: Slot) -> Info | None:
         expected = self._expected
@@ -190,7 +190,7 @@ class ParallelAdapter(DictAdapter):
                 sink.remark("life", "env.agents", expected, "it still there", _LEAVE_HINT)
             reward = self._reward(rewards[agent], agent, _VECTOR_HINT) if agent in rewards else 0.0
             self._record(slot, a, obs.get(agent, MISSING), reward, ended, cut)
-        self._note_live_agents(slot)
+        self._update_live_agents(slot)
         slot.done = not self._live
         return self._take_masks(slot, new_infos)
 
@@ -226,8 +226,8 @@ class ParallelAdapter(DictAdapter):
     def _present(self, sink: Sink) -> frozenset[AgentId]:
         return live_agents(getattr(self.env, "agents", None), self._index, sink)
 
-    def _note_live_agents(self, slot: Slot) -> None:
-        """Note which agents are live now, and prepare the fast path if possible."""
+    def _update_live_agents(self, slot: Slot) -> None:
+        """Record which agents are live now, and prepare the fast path if possible."""
         self._live = tuple((a, agent) for a, agent in enumerate(self.ids) if self._status[a] == LIVE)
         if slot is not self._slot:
             self._slot = slot
