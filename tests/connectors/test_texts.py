@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import marlvec
+from marlvec import connectors as c
 from marlvec.connectors import AgentPipeline, History, Rows, Template
 from marlvec.errors import ArgumentError, ContractError, UnsupportedSpaceError
 from marlvec.spaces import AnyText
@@ -279,3 +280,42 @@ def test_a_checkpoint_goes_on_in_the_middle_of_a_history(tmp_path: Path) -> None
         marlvec.load_checkpoint(tmp_path / "run", collector=again)
         assert [again.collect(env_steps=11)["main"].obs.tolist() for _ in range(3)] == expected
         assert any(text.count(" ") == 2 for text in expected[0])
+
+
+@c.agent_connector
+def louder(rows: Rows) -> Rows:
+    return rows.replace(obs=np.array([f"{text}!" for text in rows.obs]))  # <U6, <U7, …
+
+
+@c.agent_connector
+def strings(rows: Rows) -> Rows:
+    return rows.replace(obs=np.array([f"{text}!" for text in rows.obs], np.dtypes.StringDType()))
+
+
+class Mumbles(marlvec.Policy):
+    """Says longer and longer words, in one of numpy's kinds of texts, and notes them."""
+
+    def __init__(self, kind: Any) -> None:
+        self.kind = kind
+
+    def act(self, rows: Rows) -> Any:
+        said = np.array(["x" * (1 + t % 5) for t in rows.t.tolist()])
+        said = said.tolist() if self.kind is list else said.astype(self.kind)
+        return said, {"note": said, "more": {"in": said}}
+
+
+@pytest.mark.parametrize(
+    "kind", [str, np.dtypes.StringDType(), object, list], ids=["U", "StringDType", "object", "list"]
+)
+@pytest.mark.parametrize("piece", [louder, strings], ids=["U", "StringDType"])
+def test_texts_of_connectors_and_policies_become_objects_at_the_border(kind: Any, piece: Any) -> None:
+    if kind is object:
+        kind = np.dtype(object)
+    with marlvec.make(Numbers, 3, backend="sync") as envs:
+        one = marlvec.Collector(envs, Mumbles(kind), agent_connectors=[piece], seed=0)
+        for batch in (one.collect(env_steps=20)["main"] for _ in range(2)):
+            for column in (batch.obs, batch.next_obs, batch.actions, batch["note"], batch["more"]["in"]):
+                assert column.dtype == object
+                assert {type(text) for text in column} == {str}
+            assert all(text.endswith(";!") for text in batch.obs)
+            assert batch["note"].tolist() == ["x" * (1 + t % 5) for t in batch.t.tolist()] == batch.actions.tolist()
