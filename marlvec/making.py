@@ -120,8 +120,8 @@ def make(
         wrappers: Applied to every env, first one innermost: classes or functions from env to env. A wrapper that
             declares an argument ``env_index`` or ``num_envs`` receives it.
         max_episode_steps: Truncate agents that are still alive after this many steps of their env; in a turn-based env
-            a step is one move. Replaces the limit that Gymnasium registers with its envs; other envs keep their own
-            limits.
+            a step is one move. Replaces the limit that Gymnasium registers with its envs, and the 400 answers of
+            textarena's games; other envs keep their own limits.
         pad: Make one group of agents whose spaces differ in size: observations get zeros at the end of each axis,
             Discrete actions an action mask. Spaces that cannot be padded raise.
         agents: Whether a Gymnasium env has several agents. ``"auto"``: it has, if its observation and action spaces are

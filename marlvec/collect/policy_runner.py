@@ -29,7 +29,7 @@ from marlvec.policies import FunctionPolicy, Policy, PolicyOutput, ScriptedPolic
 from marlvec.serialization.saved import Saved, SavedField, State, check_fields, check_value, flag_field
 from marlvec.serialization.values import object_from, plain_object
 from marlvec.spaces import Leaf, SpaceTree, describe_difference
-from marlvec.trees import Tree, map_tree, to_array, tree_leaves, zip_trees
+from marlvec.trees import Tree, column_array, map_tree, to_array, tree_leaves, zip_trees
 
 AnyArray = NDArray[Any]
 IntArray = NDArray[np.int64]
@@ -822,7 +822,7 @@ class PolicyRunner:
 
     def _checked(self, value: Any, leaf: Leaf, answer: PolicyAnswer, name: str) -> AnyArray:
         try:
-            array = to_array(value)
+            array = column_array(value)
         except ContractError as error:
             raise self._bad(f"gave {name!r} of the wrong form: {error}") from None
         n = len(answer.given)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, cast
@@ -345,7 +346,7 @@ class SlotPlayer(Player):
 
     def check_row(self, agent: AgentId) -> None:
         g, j = self._homes[agent]
-        leaves = [leaf[0, j].copy() for leaf in self._rows.obs[g]]
+        leaves = [deepcopy(leaf[0, j]) for leaf in self._rows.obs[g]]  # arrays, and objects such as texts
         self.observe(agent, self._spec.groups[g].observation_tree.unflatten(leaves))
 
     def check_state(self) -> None:

@@ -28,6 +28,7 @@ from marlvec.connectors import AgentConnector, Connector, Rows
 from marlvec.connectors.connector import EnvIds, State
 from marlvec.connectors.registry import SIDES, CatalogueRow, catalogue
 from marlvec.errors import ArgumentError, StateError, UnsupportedSpaceError
+from marlvec.spaces import AnyText
 from marlvec.testing.check_connector import check_batched, check_connector, check_order
 from marlvec.testing.connector_trial import EpisodeTrial, TrialReport, TrialStep
 from marlvec.trees import map_tree
@@ -57,6 +58,7 @@ WIDE_STATE = Box(-5, 5, (4,), np.float64)
 NAMES = ("wolf_0", "wolf_1", "hare")
 RNN = {"h": np.zeros(4, np.float32), "c": np.ones(2)}
 RNN_OUT = Dict(h=Box(-1.0, 1.0, (4,)), c=Box(-1.0, 1.0, (2,), np.float64))
+TALK = Dict(heard=AnyText(5, examples=["", "a", "b c"]), place=VECTOR, said=spaces.Text(4))
 STATES = {"state_in": Box(-1.0, 1.0, (2,)), "state_out": Box(-1.0, 1.0, (2,))}
 
 
@@ -160,6 +162,11 @@ CASES: list[tuple[str, Any, Any, dict[str, Any]]] = [
     ("TeamObs", (), NESTED, {}),
     ("TeamObs", (), CAMERA, {}),
     ("TeamObs", (_mean, VECTOR), VECTOR, {}),
+    ("Template", ("<{obs}|{obs}>",), TALK, {}),
+    ("Template", {"template": "{obs}.", "keys": ["heard"]}, TALK, {}),
+    ("History", {"keep": 2}, TALK, {}),
+    ("History", {"max_chars": 9, "separator": ";"}, AnyText(6), {}),
+    ("History", {"keep": 3, "max_chars": 8, "keys": ["said"]}, TALK, {}),
     ("TimeFeature", (10,), VECTOR, {}),
     ("TransposeObs", (), IMAGE, {}),
     ("TransposeObs", (), CAMERA, {}),

@@ -14,8 +14,10 @@ import pytest
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Sequence, Text, Tuple
 from pettingzoo import ParallelEnv
 
+import marlvec
 from marlvec.envs import TimeLimit, adapt
 from marlvec.errors import ArgumentError, ContractError, UnknownEnvError
+from marlvec.spaces import AnyText
 from marlvec.testing import (
     CounterEnv,
     KeyedEnv,
@@ -973,3 +975,32 @@ def test_an_error_of_the_check_itself_ends_the_episode_and_is_a_finding(monkeypa
     (finding,) = check_env(env, raise_first=False)
     assert (finding.check, finding.subject, finding.expected) == ("runs", "check_env()", "to go on")
     assert "TypeError: the check is wrong" in finding.got
+
+
+class Talk(marlvec.MultiAgentEnv):
+    """Two in turns, who read what was said, and a list of numbers."""
+
+    agents = ("ann", "bob")
+    observation_spaces = (Dict({"heard": AnyText(), "numbers": Sequence(Discrete(9))}),) * 2
+    action_spaces = (AnyText(),) * 2
+
+    def reset(self, slot: Any, *, seed: int | None = None, options: Any = None) -> None:
+        self.t, self.said = 0, ""
+        slot.alive[0] = slot.alive[1] = True
+        self.turn(slot)
+
+    def turn(self, slot: Any) -> None:
+        mover = self.t % 2
+        slot.acting[mover], slot.acting[1 - mover] = True, False
+        slot.write_obs(mover, {"heard": self.said, "numbers": (self.t, 1)})
+
+    def step(self, slot: Any) -> None:
+        self.said += slot.read_actions()[self.t % 2]
+        self.t += 1
+        self.turn(slot)
+        if self.t == 5:
+            self.cut_short(slot)
+
+
+def test_an_env_that_writes_texts_into_its_row_can_be_checked() -> None:
+    check_env(Talk)
