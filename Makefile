@@ -16,13 +16,13 @@ INTEROP ?= envpool overcooked rllib supersuit tianshou
 # Suites of JAX get a virtual environment of their own beside the other families'.
 JAX_FAMILIES = $(patsubst %,tests/families/test_%.py,jax jaxmarl jumanji pgx)
 # Tests of envs that no extra brings, or one that `make test` does without; the others of that folder run there.
-FAMILIES = $(patsubst %,tests/families/test_%.py,openspiel other_families vmas)
+FAMILIES = $(patsubst %,tests/families/test_%.py,kaggle openspiel other_families textarena vmas)
 
 # Some images for containers set this. Hundreds of programs and workers that tests start would then compile marlvec again.
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all interop families distributed lint format bench docs soak coverage checklist faults finders clean
+.PHONY: help demo test test-all interop families distributed lint format bench docs soak coverage checklist faults finders findings clean
 # Two pip runs in one virtual environment would trip over each other.
 .NOTPARALLEL:
 .SUFFIXES:
@@ -91,6 +91,10 @@ faults: $(VENV)/.stamp-test ## The catalogue of faults, and the tests that cover
 finders: $(VENV)/.stamp-test ## Make the table of injected defects and the tests that find them anew; some minutes
 	$(BIN)/python -m tests.defects.finders $(ARGS)
 
+findings: ## Which scripts of findings/ still hold; they install other packages under the temp folder, and need no set-up
+	@for script in findings/*-*.sh; do \
+		if PYTHON="$(PYTHON)" bash $$script > /dev/null 2>&1; then echo "holds     $$script"; else echo "CHANGED   $$script"; fi; done
+
 clean: ## Remove what the other targets made
 	rm -rf $(VENV) .venv-interop site dist build demo.png htmlcov .coverage .coverage.* .checklist.json \
 		.hypothesis .pytest_cache .mypy_cache .ruff_cache
@@ -113,15 +117,18 @@ $(VENV)/.stamp-%: pyproject.toml $(VENV)/.stamp-venv
 .venv-interop/supersuit/.stamp: PACKAGES = 'supersuit>=3.11'
 .venv-interop/jax/.stamp: EXTRAS = brax,jumanji,pgx,native
 .venv-interop/jax/.stamp: PACKAGES = torch==2.13.0
-.venv-interop/families/.stamp: EXTRAS = vmas,openspiel
+.venv-interop/families/.stamp: EXTRAS = vmas,openspiel,textarena
 .venv-interop/families/.stamp: PACKAGES = torch==2.13.0 -r tests/families/requirements.txt
 .venv-interop/families/.stamp: tests/families/requirements.txt
+# Kaggle's package asks for litellm, transformers and another gymnasium; its games need three small ones.
+.venv-interop/families/.stamp: ALONE = kaggle-environments==1.33.2
 
 .venv-interop/%/.stamp: pyproject.toml
 	@echo "marlvec: installing .[$(EXTRAS)] into .venv-interop/$* (once; a minute or so)"
 	@$(PYTHON) -m venv .venv-interop/$*
 	@.venv-interop/$*/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[$(EXTRAS)]' \
 		$(PACKAGES) 'pytest>=9.0' 'pytest-xdist>=3.8' 'hypothesis>=6.120'
+	@test -z "$(ALONE)" || .venv-interop/$*/bin/python -m pip install --quiet --disable-pip-version-check --no-deps $(ALONE)
 	@touch $@
 
 $(VENV)/.stamp-venv:

@@ -12,7 +12,7 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, Space
 from marlvec import connectors as c
 from marlvec.connectors import Connector, Rows
 from marlvec.sampling import SpaceSampler
-from marlvec.spaces import SpaceTree
+from marlvec.spaces import AnyText, SpaceTree
 
 __all__ = [
     "AGENTS",
@@ -40,6 +40,7 @@ UNIT = Box(-1.0, 1.0, (WIDTH,), np.float32)
 IMAGE = Box(0, 255, (16, 16, 3), np.uint8)
 ARM = Box(-2.0, 3.0, (WIDTH,), np.float32)
 CHOICE = Discrete(5)
+TEXT = AnyText(examples=["a text " * 40])
 STATE = Box(-np.inf, np.inf, (2 * WIDTH,), np.float32)
 
 
@@ -193,6 +194,7 @@ CASES = (
     Case("FrameSkip", (2,)),
     Case("FrameStack", (4,)),
     Case("GrayscaleObs", (), IMAGE),
+    Case("History", {"keep": 4}, TEXT),
     Case("MapObs", (_same,)),
     Case("MapReward", (_same,)),
     Case("MaxObs", (2,)),
@@ -210,6 +212,7 @@ CASES = (
     Case("ScaleReward", (0.1,)),
     Case("StateInObs", (STATE,)),
     Case("TeamObs"),
+    Case("Template", ("<user>{obs}</user>",), TEXT),
     Case("TimeFeature", (100,)),
     Case("TransposeObs", (), IMAGE),
     Case("View", ("before", "obs", "-3:-1")),

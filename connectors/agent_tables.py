@@ -1,4 +1,4 @@
-"""What a connector remembers of each agent: `AgentTable`, and `History`, rows of the last steps in order."""
+"""What a connector remembers of each agent: `AgentTable`, and `LastValues`, rows of the last steps in order."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ def stacked_space(leaf: Space[Any], stack: Callable[[Any], AnyArray]) -> Space[A
     return MultiBinary(stack(np.zeros(leaf.shape)).shape)
 
 
-class History:
+class LastValues:
     """The last k values of every (env, agent) in its running episode, leaf by leaf: a ring buffer.
 
     A new episode only sets its count to 0, which hides all earlier values. Before it are ``blanks``, a value of one row
@@ -224,7 +224,7 @@ class History:
         """All tables, for `Remembers`."""
         return {"count": self.count, "rings": self.rings}
 
-    def same_form(self, other: History | None) -> bool:
+    def same_form(self, other: LastValues | None) -> bool:
         return (
             other is not None
             and self.k == other.k

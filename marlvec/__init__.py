@@ -30,6 +30,7 @@ if typing.TYPE_CHECKING:
     from marlvec.recording.dataset import load_dataset
     from marlvec.recording.recorder import Recorder
     from marlvec.registry import register
+    from marlvec.serialization.values import register_space
     from marlvec.vector import (
         AsyncVectorEnv,
         Fault,
@@ -67,6 +68,7 @@ else:
         "marlvec.recording.dataset": "load_dataset",
         "marlvec.recording.recorder": "Recorder",
         "marlvec.registry": "register",
+        "marlvec.serialization.values": "register_space",
         "marlvec.vector": (
             "AsyncVectorEnv Fault JaxMarlWorld JaxRows JaxWorld JumanjiWorld NativeVectorEnv PerEnv PgxWorld "
             "PoolVectorEnv RestartLimit SyncVectorEnv ThreadVectorEnv VectorEnv VectorStep env_seeds infos_from_list "
@@ -92,6 +94,7 @@ __version__ = "0.1.0"
 __all__ = [
     "make",
     "register",
+    "register_space",
     "VectorEnv",
     "SyncVectorEnv",
     "ThreadVectorEnv",

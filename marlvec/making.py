@@ -10,7 +10,7 @@ from numbers import Integral
 from typing import Any
 
 from marlvec.envs.builtin_ids import ENVPOOL, JAX, JAXMARL, JUMANJI, PGX, VMAS
-from marlvec.envs.making import EnvKwargs, EnvRecipe, RenderModes, Wrapper, write_recipes
+from marlvec.envs.recipes import EnvKwargs, EnvRecipe, RenderModes, Wrapper, write_recipes
 from marlvec.errors import ArgumentError, EnvArgumentError
 from marlvec.registry import EnvLike, resolve_all
 from marlvec.vector.async_env import AsyncVectorEnv, choose_backend
@@ -120,8 +120,8 @@ def make(
         wrappers: Applied to every env, first one innermost: classes or functions from env to env. A wrapper that
             declares an argument ``env_index`` or ``num_envs`` receives it.
         max_episode_steps: Truncate agents that are still alive after this many steps of their env; in a turn-based env
-            a step is one move. Replaces the limit that Gymnasium registers with its envs; other envs keep their own
-            limits.
+            a step is one move. Replaces the limit that Gymnasium registers with its envs, and the 400 answers of
+            textarena's games; other envs keep their own limits.
         pad: Make one group of agents whose spaces differ in size: observations get zeros at the end of each axis,
             Discrete actions an action mask. Spaces that cannot be padded raise.
         agents: Whether a Gymnasium env has several agents. ``"auto"``: it has, if its observation and action spaces are
@@ -129,10 +129,10 @@ def make(
             (lbforaging, rware, SMAClite), or the keys are ints (multigrid); else one agent. ``"tuple"``, ``"dict"``:
             several agents, by the spaces alone; ``"single"``: one agent.
         lenient: Accept forms that raise otherwise: rewards that are arrays of one number, and flags that are 0 or 1, or
-            arrays of one flag; and two omissions of PettingZoo Parallel envs. Without ``possible_agents``, the agents
-            are those present after a first reset without a seed, which is called when the env is built. An agent that
-            leaves ``env.agents`` without a flag is truncated in that step, without a final observation if the env
-            returns none.
+            arrays of one flag; in dict envs one reward or flag for all live agents; spaces or ``possible_agents`` that
+            exist only after a reset, which is called once, without a seed, when the env is built; and an omission of
+            PettingZoo Parallel envs: an agent that leaves ``env.agents`` without a flag is truncated in that step,
+            without a final observation if the env returns none.
         grouped: Use dicts of groups for observations and actions even if all agents are alike.
         render_mode: For the envs' constructors: one mode for all; ``"single_rgb_array"`` (``"single_"`` and any mode)
             for env 0 alone; or a list of one mode or None per env.

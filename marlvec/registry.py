@@ -22,11 +22,11 @@ from marlvec.envs.builtin_ids import (
     catalog,
     grid_entry,
     gymnasium_entry,
-    jax_entries,
     library_entry,
+    listed_entries,
 )
 from marlvec.envs.env import MultiAgentEnv
-from marlvec.envs.making import EnvEntry, EnvFactory, builder_hint
+from marlvec.envs.recipes import EnvEntry, EnvFactory, builder_hint
 from marlvec.errors import AlreadyRegisteredError, ArgumentError, RegistryError, UnknownEnvError
 
 __all__ = ["EnvRow", "listing", "register", "resolve", "resolve_all", "EnvEntry", "EnvFactory"]
@@ -167,7 +167,7 @@ def resolve_all(env: EnvLike | Sequence[EnvLike], num_envs: int | None = None) -
 
 def listing(*, with_gymnasium: bool = False) -> list[EnvRow]:
     """Return every registered env, and whether its packages are installed. Imports none of them."""
-    entries = [*_entries.values(), *jax_entries()]
+    entries = [*_entries.values(), *listed_entries()]
     if with_gymnasium:
         entries += map(gymnasium_entry, _gymnasium_ids())
     return [EnvRow(e.id, e.family, e.extra, all(map(_is_installed, _packages(e)))) for e in entries]

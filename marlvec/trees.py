@@ -159,6 +159,15 @@ def to_array(value: Any) -> NDArray[Any]:
     return array
 
 
+def column_array(value: Any) -> NDArray[Any]:
+    """Convert one leaf of a column to an array, as `to_array`; texts in numpy's own kinds become objects, each a str.
+
+    An array of ``<U6`` would cut longer texts, and files have no StringDType.
+    """
+    array = to_array(value)
+    return array if array.dtype.kind not in "UT" else array.astype(np.object_)
+
+
 def _typed(array: NDArray[Any], value: Any, dtype: np.dtype[Any]) -> NDArray[Any]:
     # Never from float to int: that would cut 0.7 down to action 0.
     if isinstance(value, (list, tuple)) and np.can_cast(array.dtype, dtype, "same_kind"):

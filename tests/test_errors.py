@@ -118,3 +118,54 @@ def test_make_raises_what_gymnasium_would() -> None:
     with pytest.raises(gymnasium.error.DependencyNotInstalled, match="no_such_library") as missing:
         import_extra("no_such_library", "this test", "nothing")
     assert isinstance(missing.value, MissingExtraError)
+
+
+OLD_ENV = """
+import pettingzoo.utils
+from pettingzoo.utils import agent_selector
+
+class Moved:
+    def __init__(self):
+        agent_selector(["a"])
+
+class Broken:
+    def __init__(self):
+        raise KeyError("no such option")
+"""
+
+
+@pytest.mark.parametrize("backend", ["sync", "async"])
+@pytest.mark.parametrize(
+    ("requires", "kind", "words"),
+    [
+        (
+            ["gymnasium<1.0,>=0.28", "pettingzoo (==1.24.3)", "torch", "gym ; extra == 'old'"],
+            "Broken",
+            r"old-env 0\.3 raised\. It requires gymnasium <1\.0,>=0\.28, pettingzoo ==1\.24\.3; installed: gymnasium "
+            r"[\d.]+, pettingzoo .*; where these differ, pin what it was made for: pip install 'gymnasium<1\.0,"
+            r">=0\.28' 'pettingzoo==1\.24\.3'\.",
+        ),
+        (["pettingzoo[classic]"], "Broken", "It requires pettingzoo of any version; .*it names no versions"),
+        (["pettingzoo"], "Moved", r"since PettingZoo 1\.25 .* = pettingzoo\.utils\.AgentSelector\."),
+    ],
+)
+def test_a_constructor_that_raises_names_its_package_and_what_to_pin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: str, requires: list[str], kind: str, words: str
+) -> None:
+    (tmp_path / "old_env.py").write_text(OLD_ENV)
+    about = tmp_path / "old_env-0.3.dist-info"
+    about.mkdir()
+    lines = ["Metadata-Version: 2.1", "Name: old-env", "Version: 0.3", *(f"Requires-Dist: {one}" for one in requires)]
+    (about / "METADATA").write_text("\n".join(lines) + "\n")
+    (about / "RECORD").write_text("old_env.py,,\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(errors.EnvRaised, match=words):
+        make(f"old_env:{kind}", 2, backend=backend)
+    sys.modules.pop("old_env", None)
+
+
+def test_a_constructor_of_the_users_own_file_that_raises_names_no_package(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(OLD_ENV)
+    with pytest.raises(errors.EnvRaised, match="no such option") as caught:
+        make(f"{tmp_path / 'mine.py'}:Broken", 1, backend="sync")
+    assert "It requires" not in str(caught.value)

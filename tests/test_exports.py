@@ -22,7 +22,7 @@ import marlvec
 
 SURFACE = {
     "marlvec": """
-        make register
+        make register register_space
         VectorEnv SyncVectorEnv ThreadVectorEnv AsyncVectorEnv NativeVectorEnv PoolVectorEnv VectorStep
         PerEnv
         Fault RestartLimit RestartQuietly
@@ -40,9 +40,9 @@ SURFACE = {
         action_connector agent_connector catalogue connector_from_config learner_connector
         register_connector register_function
         ActionMaskFromObs AgentIndicator AgentPipeline CastObs ClipObs ClipReward DeathMask DelayObs
-        DropKeys FilterRows FlattenObs FrameSkip FrameStack GrayscaleObs MapObs MapReward MaxObs
+        DropKeys FilterRows FlattenObs FrameSkip FrameStack GrayscaleObs History MapObs MapReward MaxObs
         NormalizeObs NormalizeReward OneHotObs PadObs PerAgent PrevActions PrevRewards ReshapeObs ResizeObs
-        RnnState RowFilter ScaleObs ScaleReward StateInObs TeamObs TimeFeature TransposeObs View
+        RnnState RowFilter ScaleObs ScaleReward StateInObs TeamObs Template TimeFeature TransposeObs View
         ActionPipeline ClipActions DiscretizeActions EpsilonGreedy GaussianNoise MapActions MaskInvalid
         OrnsteinUhlenbeckNoise PadActions ReadOnlyActions RepeatActions ReplaceNaN StickyActions ToNumpy
         UnsquashActions
@@ -51,9 +51,9 @@ SURFACE = {
     """,
     "marlvec.connectors.agent": """
         ActionMaskFromObs AgentIndicator AgentPipeline CastObs ClipObs ClipReward DeathMask DelayObs
-        DropKeys FilterRows FlattenObs FrameSkip FrameStack GrayscaleObs MapObs MapReward MaxObs
+        DropKeys FilterRows FlattenObs FrameSkip FrameStack GrayscaleObs History MapObs MapReward MaxObs
         NormalizeObs NormalizeReward OneHotObs PadObs PerAgent PrevActions PrevRewards ReshapeObs ResizeObs
-        RnnState RowFilter ScaleObs ScaleReward StateInObs TeamObs TimeFeature TransposeObs View
+        RnnState RowFilter ScaleObs ScaleReward StateInObs TeamObs Template TimeFeature TransposeObs View
     """,
     "marlvec.connectors.action": """
         ActionPipeline ClipActions DiscretizeActions EpsilonGreedy GaussianNoise MapActions MaskInvalid

@@ -328,6 +328,11 @@ assert len(alpha_rank([[0.0, 1.0], [-1.0, 0.0]])) == 2
 with marlvec.make("openspiel/kuhn_poker", 2, backend="sync") as envs:
     envs.reset(seed=0)
 """,
+    "textarena": """
+import marlvec
+with marlvec.make("textarena/TicTacToe-v0", 2, backend="sync") as envs:
+    envs.reset(seed=0)
+""",
     "selfplay": """
 from marlvec.selfplay import OpenSkill
 OpenSkill()

@@ -16,6 +16,7 @@ from marlvec.connectors.agent.memory import DelayObs, FrameStack, PrevActions, P
 from marlvec.connectors.agent.normalization import NormalizeObs, NormalizeReward
 from marlvec.connectors.agent.rewards import ClipReward, MapReward, ScaleReward
 from marlvec.connectors.agent.shape import DropKeys, FlattenObs, PadObs, ReshapeObs, TransposeObs
+from marlvec.connectors.agent.text import History, Template
 from marlvec.connectors.agent.values import CastObs, ClipObs, MapObs, OneHotObs, PerAgent, ScaleObs
 from marlvec.connectors.pipeline import AgentPipeline
 
@@ -34,6 +35,7 @@ __all__ = [
     "FrameSkip",
     "FrameStack",
     "GrayscaleObs",
+    "History",
     "MapObs",
     "MapReward",
     "MaxObs",
@@ -52,6 +54,7 @@ __all__ = [
     "ScaleReward",
     "StateInObs",
     "TeamObs",
+    "Template",
     "TimeFeature",
     "TransposeObs",
     "View",

@@ -11,7 +11,7 @@ import numpy as np
 from gymnasium.spaces import Box, MultiBinary, Space
 from numpy.typing import NDArray
 
-from marlvec.connectors.agent_tables import History, Remembers, blank_obs
+from marlvec.connectors.agent_tables import LastValues, Remembers, blank_obs
 from marlvec.connectors.connector import AgentConnector, PositiveInt, from_setup
 from marlvec.connectors.leafwise import LeafPlan, LeafwiseObs
 from marlvec.connectors.rows import Rows
@@ -94,7 +94,7 @@ class MaxObs(Remembers, AgentConnector):
     k: PositiveInt = 2
 
     _tree = from_setup(SpaceTree)
-    _history = from_setup(History)
+    _history = from_setup(LastValues)
 
     def __call__(self, rows: Rows) -> Rows:
         leaves = self._tree.flatten(rows.obs)
@@ -109,7 +109,7 @@ class MaxObs(Remembers, AgentConnector):
         tree = SpaceTree(space)
         ordered = self._find_ordered(tree)
         if not self._tables or tree.space != self._tree.space:
-            self._history = History(self.k, [blank_obs(tree.leaves[i]) for i in ordered], repeat=True)
+            self._history = LastValues(self.k, [blank_obs(tree.leaves[i]) for i in ordered], repeat=True)
             self._tables = self._history.tables
         self._tree, self._ordered = tree, ordered
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from marlvec.connectors.agent.shape import FlattenObs
 from marlvec.connectors.agent_tables import (
     AgentTable,
-    History,
+    LastValues,
     Remembers,
     Shift,
     TreeForm,
@@ -56,7 +56,7 @@ class DelayObs(Remembers, AgentConnector):
     k: NonNegativeInt
 
     _tree = from_setup(SpaceTree)
-    _history = from_setup(History)
+    _history = from_setup(LastValues)
 
     def __call__(self, rows: Rows) -> Rows:
         leaves = self._tree.flatten(rows.obs)
@@ -68,7 +68,7 @@ class DelayObs(Remembers, AgentConnector):
     def setup(self, space: Space[Any]) -> None:
         tree = fixed_size_tree(space, self.name)
         if not self._tables or tree.space != self._tree.space:
-            self._history = History(self.k + 1, [blank_obs(leaf) for leaf in tree.leaves], repeat=True)
+            self._history = LastValues(self.k + 1, [blank_obs(leaf) for leaf in tree.leaves], repeat=True)
             self._tables = self._history.tables
         self._tree = tree
 
@@ -210,7 +210,7 @@ class PrevActions(Remembers, AgentConnector):
     into_obs: bool = False
 
     _tree = from_setup(SpaceTree)
-    _history = from_setup(History)
+    _history = from_setup(LastValues)
     _flat = from_setup(FlattenObs)
     _dtype = from_setup(np.dtype[Any])
 
@@ -237,7 +237,7 @@ class PrevActions(Remembers, AgentConnector):
     def setup(self, space: Space[Any]) -> None:
         actions = action_tree(self.action_space, self.name)
         if not self._tables or actions.space != self._tree.space:
-            self._history = History(self.n, [blank_action(leaf) for leaf in actions.leaves])
+            self._history = LastValues(self.n, [blank_action(leaf) for leaf in actions.leaves])
             self._tables = self._history.tables
         self._tree = actions
         if self.into_obs:
@@ -283,7 +283,7 @@ class PrevRewards(Remembers, AgentConnector):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._history = History(self.n, [np.zeros(())])
+        self._history = LastValues(self.n, [np.zeros(())])
         self._tables = self._history.tables
 
     def __call__(self, rows: Rows) -> Rows:
@@ -334,7 +334,7 @@ class RnnState(Remembers, AgentConnector):
 
     def __post_init__(self) -> None:
         self._form = TreeForm(self.initial)
-        self._history = History(1, self._form.blanks)
+        self._history = LastValues(1, self._form.blanks)
         self._tables = self._history.tables
 
     def __call__(self, rows: Rows) -> Rows:
@@ -415,7 +415,7 @@ class View(AgentConnector):
         # Whether the source is a column of the policy's answer; None before the first rows.
         self._from_policy: bool | None = {"actions": True, "obs": False, "rewards": False}.get(self.source)
         self._form: SpaceTree | TreeForm | None = None
-        self._history: History | None = None
+        self._history: LastValues | None = None
         self._loaded: State = {}  # a loaded state, until the column's form is known
         if self.source == "rewards":
             self._learn(TreeForm(np.zeros(())), [np.zeros(())])
@@ -495,7 +495,7 @@ class View(AgentConnector):
                 self._from_policy = True
                 self._learn(form := TreeForm(self.fill), form.blanks)
 
-    def _known(self, rows: Rows) -> tuple[SpaceTree | TreeForm, History]:
+    def _known(self, rows: Rows) -> tuple[SpaceTree | TreeForm, LastValues]:
         """Return the column's form and history; create both from this column if they are unknown."""
         if self._form is None or self._history is None:
             if self.source in ("obs", "actions"):
@@ -516,7 +516,7 @@ class View(AgentConnector):
         if not repeat and self.fill is not None:
             blanks = self._filled(form, blanks)
         oldest = int(-self._shifts[0])
-        history = History(oldest if self._from_policy else oldest + 1, blanks, repeat=repeat)
+        history = LastValues(oldest if self._from_policy else oldest + 1, blanks, repeat=repeat)
         if self._loaded:
             load_tables(self._loaded["history"], history.tables, self.name)
             self._loaded = {}

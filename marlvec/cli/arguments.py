@@ -24,7 +24,7 @@ import marlvec.connectors as all_connectors
 from marlvec.arguments import signature_of
 from marlvec.cli.console import did_you_mean, naming
 from marlvec.connectors import AgentConnector, AgentPipeline, Pipeline
-from marlvec.envs.making import load_file
+from marlvec.envs.recipes import load_file
 from marlvec.errors import ArgumentError, CheckpointError, MarlvecError
 from marlvec.making import make
 from marlvec.native.catalog import native_entry
@@ -36,6 +36,7 @@ from marlvec.serialization.values import outline
 from marlvec.vector import VectorEnv
 
 _ID = r"([\w.-]+)="
+_SAVED = r"(.*?:[^\W\d][\w.]*|(?:[\w./-]+=)?random)@(.*)"  # files and folders may have an @ in their names
 _WORDS = {"true": True, "false": False, "null": None, "none": None}
 
 
@@ -44,7 +45,7 @@ def policies(texts: Sequence[str]) -> dict[str, Policy]:
     found: dict[str, Policy] = {}
     for text in texts:
         name, what = policy_id(text)
-        if "@" in what.rpartition(":")[2]:
+        if split_saved(what)[1]:
             raise ArgumentError(
                 f"--policy {text}: this command takes policies without saved weights; `marlvec record`, `record-data`, "
                 f"`play`, `arena` and `serve` take MAKE@FILE and MAKE@FOLDER"
@@ -53,6 +54,12 @@ def policies(texts: Sequence[str]) -> dict[str, Policy]:
             raise ArgumentError(f"--policy {text}: there are two policies {name!r}; give one another id: ID={what}")
         found[name] = RandomPolicy() if what == "random" else _policy(text, load(text, what))
     return found
+
+
+def split_saved(text: str) -> tuple[str, str]:
+    """Split ``WHAT@PATH`` behind ``random`` or the attribute that ``WHAT`` ends with; the path is "" where none is."""
+    match = re.match(_SAVED, text)
+    return (match[1], match[2]) if match else (text, "")
 
 
 def policy_id(text: str) -> tuple[str, str]:
@@ -65,7 +72,7 @@ def policy_id(text: str) -> tuple[str, str]:
 def refuse_state_of_random(text: str, what: str) -> None:
     """Raise `ArgumentError` for ``random@PATH``."""
     if what == "random":
-        raise ArgumentError(f"--policy {text}: random moves have no state; write {text.rpartition('@')[0]}, without @")
+        raise ArgumentError(f"--policy {text}: random moves have no state; write {split_saved(text)[0]}, without @")
 
 
 def load(text: str, what: str) -> Any:
@@ -399,7 +406,7 @@ def players(texts: Sequence[str]) -> dict[str, Policy | Opponent]:
     times = Counter(name for _, name, _ in named)
     found: dict[str, Policy | Opponent] = {}
     for text, name, player in named:
-        what, _, path = text.rpartition("@")
+        what, path = split_saved(text)
         if times[name] > 1 and isinstance(player, Opponent) and re.match(_PLAYER_ID, what) is None:
             name = f"{Path(path).stem if Path(path).is_file() else _pool_folder(Path(path))}/{name}"
         if name in found:
@@ -417,8 +424,8 @@ def one_player(text: str) -> tuple[str, Policy | Opponent]:
 
 
 def _players(text: str) -> dict[str, Policy | Opponent]:
-    what, at, path = text.rpartition("@")
-    if not at:
+    what, path = split_saved(text)
+    if not path:
         return dict(policies([text]))
     match = re.match(_PLAYER_ID, what)
     what = what[match.end() :] if match else what

@@ -328,11 +328,12 @@ def _envs_with_text(env: str, kwargs: dict[str, Any]) -> VectorEnv:
 
 def what_plays(name: str, text: str, player: Policy | Opponent) -> str:
     """Describe the opponent of option ``--policy``."""
+    from marlvec.cli.arguments import split_saved
     from marlvec.policies import RandomPolicy
     from marlvec.selfplay import Opponent
 
     if isinstance(player, Opponent):
-        if Path(file := text.rpartition("@")[2]).is_file():
+        if Path(file := split_saved(text)[1]).is_file():
             return f"{name}, with the weights in {file}"
         if player.anchor:
             return f"{name}, a fixed opponent of its pool"

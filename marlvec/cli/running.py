@@ -472,8 +472,8 @@ def _players(texts: Sequence[str]) -> dict[str, Policy | Opponent]:
     """Return the players of options ``--policy [ID=]WHAT[@PATH]``, in their order."""
     players: dict[str, Policy | Opponent] = {}
     for text in texts:
-        what, at, path = text.rpartition("@")
-        if at:
+        what, path = arguments.split_saved(text)
+        if path:
             arguments.refuse_state_of_random(text, arguments.policy_id(what)[1])
             if not (Path(path).exists() or Path(path).parent.joinpath(INDEX).exists()):
                 raise ArgumentError(

@@ -19,7 +19,7 @@ from marlvec.env_ids import EnvIds
 from marlvec.envs.video import FORMATS, VideoFile, check_fps, check_frame, find_ffmpeg, own_fps, tile_frames
 from marlvec.errors import ArgumentError
 from marlvec.vector import VectorEnv, VectorStep, load_state
-from marlvec.vector.infos import Report
+from marlvec.vector.infos import ShardReport
 
 _MOST_LISTED = 8  # episodes
 
@@ -164,7 +164,7 @@ class Camera:
 
 def _first_rows(envs: VectorEnv) -> VectorStep:
     """Return the envs' current rows as those of a reset, without the results of the step before."""
-    step = envs._make_step(np.arange(envs.num_envs), Report())
+    step = envs._make_step(np.arange(envs.num_envs), ShardReport())
     step.rewards[...] = 0.0
     for flags in (step.terminated, step.truncated, step.final_missing, step.done, step.reset_mask):
         flags[...] = False

@@ -262,12 +262,12 @@ class Collector(ProcessBound, StatefulCollector, BatchSource):
             overlap=overlap,
             callback_list=self._callback_list,
             random_steps=self._random_steps(random_steps),
-            logs=self._policy_set.logs,
+            log=self._policy_set.log,
         )
         self._batch_builder = BatchBuilder(
             self._current,
             self._runners,
-            self._policy_set.logs,
+            self._policy_set.log,
             self._episodes,
             self.metrics,
             self.policies.keys(),

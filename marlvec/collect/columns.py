@@ -21,7 +21,7 @@ from marlvec.errors import ArgumentError, ContractError
 from marlvec.serialization.saved import State, check_fields, flag_field
 from marlvec.serialization.values import array_from, plain_array
 from marlvec.spaces import Leaf, SpaceTree
-from marlvec.trees import Tree, map_tree, to_array, tree_leaves
+from marlvec.trees import Tree, column_array, map_tree, tree_leaves
 
 
 class Source(Enum):
@@ -134,7 +134,7 @@ class ColumnSpecs:
         """Refuse columns of n rows with an impossible dtype or shape."""
         for name, column in columns.items():
             for path, leaf, spec in self._specs(name, column, where):
-                got = to_array(leaf)
+                got = column_array(leaf)
                 if not spec.allows(got):
                     at = f"column {name!r}" + (f" at {path}" if path else "")
                     kind = f"one of the kinds {spec.dtype!r}" if isinstance(spec.dtype, str) else spec.dtype
@@ -230,7 +230,7 @@ class ColumnForm:
 
     def __init__(self, owner: str, name: str, value: Tree) -> None:
         self._owner, self.name = owner, name
-        found = [(path, to_array(leaf)) for path, leaf in tree_leaves(value)]
+        found = [(path, column_array(leaf)) for path, leaf in tree_leaves(value)]
         for path, leaf in found:
             if leaf.ndim == 0:
                 raise ContractError(f"{owner}: {_where(name, path)} must be an array with the rows on its first axis")
@@ -246,7 +246,7 @@ class ColumnForm:
         """Return the leaves of a value of this form; refuse another structure, shape or dtype."""
         if value.__class__ is np.ndarray and value.dtype == self.dtype and value.shape[1:] == self.shape:
             return [value]
-        found = [(path, to_array(leaf)) for path, leaf in tree_leaves(value)]
+        found = [(path, column_array(leaf)) for path, leaf in tree_leaves(value)]
         if [path for path, _ in found] != self._names:
             raise ContractError(
                 f"{self._owner}: column {self.name!r} had the leaves {self._names} until now, "

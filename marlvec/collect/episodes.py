@@ -376,8 +376,9 @@ class EndedAgents(Saved):
 
     def forget(self, env_ids: NDArray[np.int64]) -> None:
         """Forget the ended agents of these envs, in which new episodes begin."""
-        self._gone_NA[env_ids] = False
-        self.any_gone = bool(self._gone_NA.any())
+        if self.any_gone:
+            self._gone_NA[env_ids] = False
+            self.any_gone = bool(np.count_nonzero(self._gone_NA))
 
     def derive(self, values: dict[str, Any]) -> dict[str, Any]:
         """Add whether any agent has ended."""

@@ -118,13 +118,40 @@ class RolloutState(NamedTuple):
 
 
 class CurrentState:
-    """The one place where a state is published."""
+    """The one place where a state is published, by one store into `now`.
 
-    __slots__ = ("state", "tick_counters")
+    Attributes:
+        now: A state, then its tick, env steps, agent steps and closed steps; or a state and these four numbers of a
+            later one that differs in nothing else: so most ticks make no other object.
+    """
+
+    __slots__ = ("_made", "now", "tick_counters")
 
     def __init__(self, num_envs: int, first_id: int = 0) -> None:
+        self.now: tuple[RolloutState, int, int, int, int]
+        self._made: tuple[tuple[RolloutState, int, int, int, int], RolloutState]  # and the state that it is
         self.state = RolloutState.new(num_envs, first_id)
         self.tick_counters: Counters | None = None  # of a tick for which callbacks are called before it is over
+
+    @property
+    def state(self) -> RolloutState:
+        """The published state."""
+        now, made = self.now, self._made
+        if made[0] is now:
+            return made[1]
+        state, tick, env_steps, agent_steps, closed_steps = now
+        counters = state.counters.copy()
+        counters.env_steps, counters.agent_steps, counters.closed_steps = env_steps, agent_steps, closed_steps
+        state = state._replace(tick=tick, counters=counters)
+        self._made = now, state
+        return state
+
+    @state.setter
+    def state(self, state: RolloutState) -> None:
+        counters = state.counters
+        now = state, state.tick, counters.env_steps, counters.agent_steps, counters.closed_steps
+        self._made = now, state
+        self.now = now
 
     @property
     def counters(self) -> Counters:

@@ -1,4 +1,4 @@
-"""`PolicySet`: a collector's policies; `PolicyRouter`: whose rows are whose; `PolicyLogs`: what each saw and did."""
+"""`PolicySet`: a collector's policies; `PolicyRouter`: whose rows are whose."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from marlvec.collect.columns import ColumnForms, ColumnSpecs, columns_from, plain_columns, plain_rows, rows_from
 from marlvec.collect.episodes import EpisodeTracker
 from marlvec.collect.policy_runner import GroupActions, PolicyAnswer, PolicyRunner, Selection
-from marlvec.collect.row_log import RowLog, RowNumbers
-from marlvec.collect.rows import BatchMemory, Moment
+from marlvec.collect.row_log import RowLog
+from marlvec.collect.rows import UNREAD, PolicyPart
 from marlvec.collect.scheduling import index_of
 from marlvec.connectors import ActionPipeline, AgentPipeline, Connector, LearnerPipeline, Pipeline, Rows
 from marlvec.connectors.pipeline import with_inner
@@ -69,6 +69,7 @@ class PolicyRouter:
         self.alone: list[PolicyRunner] = []  # of these, those whose group no other policy plays in
         self.is_shared = False  # whether several policies play in one group
         self._everyone: dict[tuple[int, bytes], Selection] = {}
+        self._of_all: dict[int, Selection] = {}  # of these, those of all envs, by policy
         self._split: dict[bytes, Split] = {}  # of all agents, by the same envs
         for runner in self.runners.values():
             self.prepare(runner)
@@ -81,6 +82,7 @@ class PolicyRouter:
     def update(self) -> None:
         """Take over a change of ``policy_NA``; a policy must not play agents of different spaces (`ContractError`)."""
         self._everyone.clear()
+        self._of_all.clear()
         self._split.clear()
         for g, columns in enumerate(self._columns):
             numbers = self._policy_L if self._is_one_group else self._policy_NA[:, columns].reshape(-1)
@@ -106,6 +108,8 @@ class PolicyRouter:
 
     def everyone(self, runner: PolicyRunner, env_ids: IntArray) -> Selection:
         """Return all rows that a policy plays in these envs; cached by envs."""
+        if len(env_ids) == len(self._policy_NA) and (found := self._of_all.get(runner.number)) is not None:
+            return found
         key = runner.number, env_ids.tobytes()
         if (found := self._everyone.get(key)) is None:
             mask = np.ones((len(env_ids), len(self._agents)), np.bool_)
@@ -116,6 +120,8 @@ class PolicyRouter:
             if len(self._everyone) >= _REMEMBERED:
                 self._everyone.clear()
             self._everyone[key] = found
+        if len(env_ids) == len(self._policy_NA):
+            self._of_all[runner.number] = found
         return found
 
     def lanes(self, env_ids: IntArray, mask_nA: BoolArray) -> IntArray:
@@ -197,6 +203,16 @@ class PolicyRouter:
             found.append((g, self._selection(g, env_ids, own), shares))
         return found
 
+    def all_actions(self, answer: PolicyAnswer, env_ids: IntArray, *, grouped: bool) -> Any:
+        """As `actions`, where one policy plays all agents of these envs; None: it does not."""
+        n, a = len(env_ids), len(self._agents)
+        if not self._is_one_group or len(answer.ready.lanes) != n * a:
+            return None
+        leaves = [leaf.reshape(n, a, *leaf.shape[1:]) for leaf in answer.for_env]
+        tree = self.groups[0].action_tree
+        actions = leaves[0] if tree.is_leaf else tree.unflatten(leaves)
+        return {self.groups[0].name: actions} if grouped else actions
+
     def actions(self, parts: Sequence[GroupActions], env_ids: IntArray, *, grouped: bool) -> Any:
         """Return actions of n envs, ascending, in the vectorizer's form (a dict if grouped); zeros for idle agents."""
         trees = {}
@@ -218,87 +234,6 @@ class PolicyRouter:
 def joined(parts: Sequence[AnyArray]) -> AnyArray:
     """Concatenate arrays; one alone is returned as it is."""
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
-
-
-Chosen: TypeAlias = Mapping[PolicyRunner | None, RowNumbers]
-"""Row numbers of some transitions, per runner that keeps rows; None: of those that are not read."""
-EVERYTHING = (np.iinfo(np.int64).max, 0)
-"""The (round, lane) of which all transitions are closed before."""
-
-
-class PolicyLogs:
-    """Counts and drops transitions of all policies. ``runners`` may change; ``unread``: rows counted alone."""
-
-    def __init__(self, runners: Mapping[int, PolicyRunner], unread: RowLog) -> None:
-        self._runners, self.unread = runners, unread
-
-    def all(self) -> dict[PolicyRunner | None, RowLog]:
-        """The logs of all runners that keep rows, and under None that of the others."""
-        runners = [runner for runner in self._runners.values() if runner.keeps_rows]
-        return {**{runner: runner.log for runner in runners}, None: self.unread}
-
-    # --- looking
-
-    def closed(self) -> Chosen:
-        """Return all closed transitions."""
-        return {runner: log.closed() for runner, log in self.all().items()}
-
-    def of_episodes(self, eps_ids: Sequence[int]) -> Chosen:
-        """Closed transitions of these episodes."""
-        wanted = np.array(eps_ids, np.int64)
-        return {runner: log.closed(wanted) for runner, log in self.all().items()}
-
-    def closed_until(self, last: tuple[int, int]) -> Chosen:
-        """Transitions that were closed up to this (round, lane)."""
-        if last is EVERYTHING:
-            return self.closed()
-        return {runner: log.closed_until(last) for runner, log in self.all().items()}
-
-    def last_of_first(self, amount: int) -> tuple[int, int]:
-        """Round and lane of the last of the ``amount`` transitions that were closed first: by round, env and agent."""
-        orders = [log.closing_order(log.closed()) for log in self.all().values()]
-        rounds, lanes = (np.concatenate(part) for part in zip(*orders, strict=True))
-        last = np.lexsort((lanes, rounds))[amount - 1]
-        return int(rounds[last]), int(lanes[last])
-
-    def holds(self, eps_id: int) -> bool:
-        """Whether rows of an episode are stored."""
-        wanted = np.array([eps_id])
-        return any(len(log.of_episodes(wanted)) for log in self.all().values())
-
-    @property
-    def open_lanes(self) -> IntArray:
-        """Lanes that wait for an action, or for its outcome."""
-        return np.concatenate([log.open_lanes for log in self.all().values()])
-
-    # --- dropping
-
-    def forget(self, chosen: Chosen) -> None:
-        """Drop these transitions. After an interrupt, call again with the transitions that are still stored."""
-        logs = self.all()
-        for runner, numbers in chosen.items():
-            logs[runner].forget(numbers)
-
-    def lose(self, eps_ids: IntArray) -> int:
-        """Drop all rows of some episodes; return how many transitions of them were closed."""
-        closed = 0
-        for log in self.all().values():
-            closed += len(log.closed(eps_ids))
-            log.forget(log.of_episodes(eps_ids))
-        return closed
-
-    def keep_ended(self, ended_N: IntArray) -> int:
-        """Drop all rows but those of episodes with ids below their env's, (N,); return how many transitions stay."""
-        for runner in self._runners.values():
-            runner.keep_ended(ended_N)
-        self.unread.keep_ended(ended_N)
-        return sum(len(log.closed()) for log in self.all().values())
-
-    def clear(self) -> None:
-        """Drop all rows."""
-        for runner in self._runners.values():
-            runner.clear()
-        self.unread.clear()
 
 
 _FIELDS = ("version", "policy", "connectors", "training", "frozen", "seed_number", "bound", "rows")
@@ -324,8 +259,8 @@ def get_runner_state(runner: PolicyRunner) -> State:
 def _get_rows(runner: PolicyRunner) -> State:
     who = f"policy {runner.policy_id!r}"
     return {
-        "forms": runner.log.forms.get_state(),
-        "stored": runner.log.get_state() if runner.keeps_rows else None,
+        "forms": runner.forms.get_state(),
+        "stored": runner.log.get_state(runner.number) if runner.keeps_rows else None,
         "ready": {"lanes": runner.ready.lanes.copy(), "rows": plain_rows(runner.ready.rows, who)},
         "unsent": None if runner.unsent is None else _get_answer(runner.unsent, who),
         "noops": runner.noops.get_state(),
@@ -347,10 +282,15 @@ def _get_answer(answer: PolicyAnswer, who: str) -> State:
     }
 
 
-def prepare_runner(runner: PolicyRunner, state: State) -> Callable[[], None]:
+Stored = tuple[State, ColumnForms | None]
+"""A policy's stored rows out of a state, and the forms of its columns; None: its rows are counted alone."""
+
+
+def prepare_runner(runner: PolicyRunner, state: State, stored: MutableMapping[int, Stored]) -> Callable[[], None]:
     """Validate a state from `get_runner_state()`; return a function that installs it, without policy and connectors.
 
-    A runner that had not played then, and has now, must play agents of the same spaces (`StateError`).
+    What is to be in the log goes into ``stored``, by the policy's number. A runner that had not played then, and has
+    now, must play agents of the same spaces (`StateError`).
     """
     where = f"policy {runner.policy_id!r}"
     check_fields(state, _FIELDS, where)
@@ -361,7 +301,7 @@ def prepare_runner(runner: PolicyRunner, state: State) -> Callable[[], None]:
         raise ArgumentError(f"{where}: training: expected a flag for each connector, {modes}, got {state['training']}")
     if runner.group_index not in (-1, bound):
         raise StateError(f"{where} has played agents of other spaces than the saved policy did: make a new collector")
-    put_rows = runner.clear if bound < 0 else _prepare_rows(runner, state["rows"], where)
+    put_rows = runner.clear if bound < 0 else _prepare_rows(runner, state["rows"], where, stored)
 
     def put() -> None:
         runner.is_frozen, runner.seed_number = frozen, seed_number
@@ -392,12 +332,15 @@ def column_specs(runner: PolicyRunner, *, of_batch: bool = False) -> ColumnSpecs
     return ColumnSpecs(spaces, exact, any_shape=of_batch and len(runner.learner_connectors) > 0)
 
 
-def _prepare_rows(runner: PolicyRunner, state: Any, where: str) -> Callable[[], None]:
+def _prepare_rows(
+    runner: PolicyRunner, state: Any, where: str, stored: MutableMapping[int, Stored]
+) -> Callable[[], None]:
     check_fields(state, _ROWS, where)
     specs = column_specs(runner)
     forms = ColumnForms.from_state(state["forms"], specs, where)
-    stored, ready = state["stored"], check_fields(state["ready"], ("lanes", "rows"), where)
-    put_log = None if stored is None else runner.log.prepare(stored, forms)
+    ready, keeps_rows = check_fields(state["ready"], ("lanes", "rows"), where), state["stored"] is not None
+    if keeps_rows:
+        stored[runner.number] = state["stored"], forms
     rows = _rows_from(ready["rows"], forms, specs, f"{where}: ready rows")
     if len(rows) and forms.rows and (rows.keys() ^ forms.rows.keys()) - {"action_mask"}:
         raise ArgumentError(
@@ -411,14 +354,10 @@ def _prepare_rows(runner: PolicyRunner, state: Any, where: str) -> Callable[[], 
 
     def put() -> None:
         runner.clear()
-        runner.keeps_rows = put_log is not None
-        if put_log is None:
-            runner.log.forms = forms
-        else:
-            put_log()
+        runner.keeps_rows, runner.forms = keeps_rows, forms
         for part in puts:
             part()
-        runner.take_ready(_waiting(lanes, rows), answer)
+        runner.take_ready(_waiting(runner, lanes, rows), answer)
 
     return put
 
@@ -432,8 +371,8 @@ def _rows_from(state: Any, forms: ColumnForms, specs: ColumnSpecs, where: str) -
     return rows
 
 
-def _waiting(lanes: NDArray[np.int64], rows: Rows) -> Moment:
-    return Moment(lanes, 0, np.zeros_like(lanes), False, None, dict(rows.items()))
+def _waiting(runner: PolicyRunner, lanes: NDArray[np.int64], rows: Rows) -> PolicyPart:
+    return PolicyPart(runner.number, lanes, dict(rows.items()))
 
 
 def _answer_from(runner: PolicyRunner, state: Any, forms: ColumnForms, where: str) -> PolicyAnswer:
@@ -454,7 +393,7 @@ def _answer_from(runner: PolicyRunner, state: Any, forms: ColumnForms, where: st
         forms.fit_saved(columns, f"{where}: parts")
     return PolicyAnswer(
         runner,
-        _waiting(lanes, given),
+        _waiting(runner, lanes, given),
         given,
         said.pop("actions"),
         said,
@@ -686,10 +625,8 @@ class PolicySet:
         )  # of agent, action and learner connectors
         self._count = self.seed_count = 0
         self._run_mark = run_mark
-        forms = ColumnForms("policies whose rows are not read")
-        self.unread = RowLog(forms, envs.num_envs * envs.agent_num, BatchMemory())  # counts rows that are not read
+        self.log = RowLog(envs.num_envs * envs.agent_num, envs.agent_num)
         self.runners: dict[int, PolicyRunner] = {}  # by number, in order, retired ones too
-        self.logs = PolicyLogs(self.runners, self.unread)
         for name in policies:
             self._append(name)
         self.router = PolicyRouter(self.runners, envs.spec.groups, envs.agents, episodes.policy_NA, seed)
@@ -697,10 +634,10 @@ class PolicySet:
             self.router.update()
 
     def _append(self, name: str) -> PolicyRunner:
-        n, a = self._envs.num_envs, self._envs.agent_num
+        a = self._envs.agent_num
         before, behind, learner = (found[name] for found in self.pipelines)
         number, self._count = self._count, self._count + 1
-        runner = PolicyRunner(number, name, self.policies, before, behind, learner, a, n * a, self.unread)
+        runner = PolicyRunner(number, name, self.policies, before, behind, learner, a, self.log)
         runner.run_mark = self._run_mark
         runner.seed_number, self.seed_count = self.seed_count, self.seed_count + 1
         self.runners[number] = runner
@@ -763,7 +700,7 @@ class PolicySet:
         if gone := [runner.policy_id for runner in self.runners.values() if runner.is_retired]:
             raise StateError(f"the policies {gone} were removed, and rows of theirs are still to come: collect them")
         runners = {runner.policy_id: get_runner_state(runner) for runner in self.runners.values()}
-        return {"runners": runners, "unread": self.unread.get_state(), "seed_count": self.seed_count}
+        return {"runners": runners, "unread": self.log.get_state(UNREAD), "seed_count": self.seed_count}
 
     def prepare(self, state: State, leaving: Collection[str] = ()) -> Callable[[], None]:
         """Validate a state from `get_state()`; return a function that installs it, without policies and connectors.
@@ -773,13 +710,15 @@ class PolicySet:
         """
         check_fields(state, ("runners", "unread", "seed_count"), "policies")
         saved = check_fields(state["runners"], [name for name in self.policies if name not in leaving], "policies")
-        count, puts = number_field(state, "seed_count", "policies"), [self.unread.prepare(state["unread"])]
+        count, puts = number_field(state, "seed_count", "policies"), []
+        stored: dict[int, Stored] = {UNREAD: (state["unread"], None)}
         for policy_id, one in saved.items():
             runner = self.find(policy_id)
             g = number_field(one, "bound", f"policy {policy_id!r}", least=-1)
             if runner.group_index < 0 <= g < len(self.router.groups):
                 self.router.bind(runner, g)
-            puts.append(prepare_runner(runner, one))
+            puts.append(prepare_runner(runner, one, stored))
+        put_log = self.log.prepare(stored)
 
         def put() -> None:
             for name in leaving:
@@ -790,6 +729,7 @@ class PolicySet:
                     runner.clear()
             for part in puts:
                 part()
+            put_log()
             self.drop_retired()
             for number in map(self.numbers.__getitem__, saved):  # which are asked in this order
                 self.runners[number] = self.runners.pop(number)
@@ -888,7 +828,7 @@ class PolicySet:
     def drop_retired(self) -> None:
         """Let removed policies go for good whose last rows are in a batch, or will be in none."""
         for runner in tuple(self.runners.values()):
-            if runner.is_retired and not (runner.keeps_rows and len(runner.log.closed())):
+            if runner.is_retired and not self.log.has_closed(runner.number):
                 del self.runners[runner.number]
         self._report_policies()
 

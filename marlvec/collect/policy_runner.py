@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from marlvec.collect.columns import BATCH_COLUMNS, ColumnForms, columns_from, plain_columns
 from marlvec.collect.row_log import RowLog
-from marlvec.collect.rows import BatchMemory, Moment
+from marlvec.collect.rows import UNREAD, PolicyPart
 from marlvec.connectors import ActionPipeline, AgentPipeline, LearnerPipeline, Pipeline, Rows, UnsquashActions
 from marlvec.connectors.agent_tables import blank_action
 from marlvec.connectors.pipeline import with_inner
@@ -29,7 +29,7 @@ from marlvec.policies import FunctionPolicy, Policy, PolicyOutput, ScriptedPolic
 from marlvec.serialization.saved import Saved, SavedField, State, check_fields, check_value, flag_field
 from marlvec.serialization.values import object_from, plain_object
 from marlvec.spaces import Leaf, SpaceTree, describe_difference
-from marlvec.trees import Tree, map_tree, to_array, tree_leaves, zip_trees
+from marlvec.trees import Tree, column_array, map_tree, to_array, tree_leaves, zip_trees
 
 AnyArray = NDArray[Any]
 IntArray = NDArray[np.int64]
@@ -406,21 +406,21 @@ class PolicyAnswer:
     """A policy's answer to ready rows; stored once the envs have taken it."""
 
     runner: PolicyRunner
-    ready: Moment
+    ready: PolicyPart
     given: Rows  # the rows the policy was given
     actions: Tree
     columns: Mapping[str, Tree]  # the policy's other output
     version: int
     rows: Rows | None = None  # as the action connectors left them; None where those had nothing to do
     # leaves of actions_for_env in the env's own dtypes, set by `transform`
-    for_env: list[AnyArray] = field(default_factory=list)
-    parts: list[list[AnyArray]] = field(default_factory=list)  # leaves of the columns to store, set by `transform`
+    for_env: Sequence[AnyArray] = ()
+    parts: Sequence[list[AnyArray]] = ()  # leaves of the columns to store, set by `transform`
 
 
 class PolicyRunner:
     """A policy of a collector, with its connectors and waiting rows.
 
-    ``number``: how many policies were added to the collector before it. ``unread`` counts all policies' unread rows.
+    ``number``: how many policies were added to the collector before it. ``log`` has all policies' rows and answers.
     """
 
     run_mark = 0  # sets its connectors' draws in evaluations apart from those in training, where seeds are equal
@@ -438,8 +438,7 @@ class PolicyRunner:
         action_connectors: ActionPipeline,
         learner_connectors: LearnerPipeline,
         num_agents: int,
-        num_lanes: int,
-        unread: RowLog,
+        log: RowLog,
     ) -> None:
         self.number, self.policy_id, self._policies = number, policy_id, policies
         self.seed_number = number  # what its seed follows from; after loading a state not always its number
@@ -447,17 +446,16 @@ class PolicyRunner:
         self.learner_connectors = learner_connectors
         self.chains = agent_connectors, action_connectors, learner_connectors
         self.group_index = -1  # position of the group of agents it plays; -1: none yet
-        self.ready = Moment.none()  # rows that wait for its answer
+        self.ready = PolicyPart.none()  # rows that wait for its answer
         self._who, self._num_agents = f"policy {policy_id!r}", num_agents
-        # what it saw and did; empty unless `keeps_rows`, else it is counted in `unread`
-        self.log = RowLog(ColumnForms(self._who), num_lanes, BatchMemory())
-        self.keeps_rows, self._unread = True, unread
+        self.log, self.keeps_rows = log, True  # whether its rows are stored there, or counted alone
+        self.forms = ColumnForms(self._who)
         # frozen: never trained; retired: removed, and some of its rows are in no batch yet
         self.is_frozen = self.is_retired = False
         # An answer that its action connectors have seen, and that was not sent because another policy failed. It is
         # given again to the same rows, so that connectors see every answer once; set to None before anything is sent.
         self.unsent: PolicyAnswer | None = None
-        self._declared = False
+        self.declares_noop = False  # whether its connectors may take rows out
         self._plain: tuple[np.dtype[Any], tuple[int, ...]] | None = None  # the form of one array that is an action
         self._stores_plain = False  # whether all that is stored of an answer are such an array and its own columns
         self._extras: Collection[str] | None = None  # names of those in the last answer that was looked at closely
@@ -475,7 +473,7 @@ class PolicyRunner:
         self.learner_connectors.bind(self.agent_connectors.output_space_, agents, action_space)
         noop = declared_noop(self.agent_connectors, self.action_connectors, group.action_tree, self._who)
         self.noops = NoopActions(noop, group.action_tree, num_envs, len(agents))
-        self._declared = noop is not None
+        self.declares_noop = noop is not None
         self.off_policy = GivenActions(SpaceTree(action_space), group.action_space, self._who)
         self.env_tree, self._policy_tree = group.action_tree, SpaceTree(action_space)
         forms = {(leaf.dtype, leaf.shape) for tree in (self.env_tree, self._policy_tree) for leaf in tree.leaves}
@@ -485,6 +483,15 @@ class PolicyRunner:
         self.seed_connectors(seed)
         self._scaled_leaves = self._leaves_of_units()
         self.group_index = group_index
+
+    @property
+    def forms(self) -> ColumnForms:
+        """Forms of the columns of its rows and answers."""
+        return self.log.forms[self.number]
+
+    @forms.setter
+    def forms(self, forms: ColumnForms) -> None:
+        self.log.forms[self.number] = forms
 
     def seed_connectors(self, seed: int) -> None:
         """Have random draws of its connectors follow from a seed, beside the connectors' own."""
@@ -539,7 +546,7 @@ class PolicyRunner:
             raise ContractError(f"{what}; they may remove rows, but not add rows")
         if (rows["last"] & ~kept).any():
             raise ContractError(f"{what}; the last row of an agent must stay")
-        if not self._declared:
+        if not self.declares_noop:
             raise ContractError(
                 f"{what}, and none declares an action for the removed rows: set noop, an action or 'repeat', "
                 f"as FilterRows(keep, noop=...) does"
@@ -556,22 +563,16 @@ class PolicyRunner:
         if len(self.off_policy):
             self.off_policy.forget(np.add.outer(env_ids * self._num_agents, np.arange(self._num_agents)).ravel())
 
-    def keep_ended(self, ended_N: IntArray) -> None:
-        """Drop all rows but those of episodes with ids below their env's in ``ended_N``, (N,)."""
-        self.log.keep_ended(ended_N)
-        self._forget_waiting()
-
     def clear(self) -> None:
-        """Drop all rows."""
-        self.log.clear()
+        """Forget the rows that wait, and have rows kept."""
         self.keeps_rows = True
-        self._forget_waiting()
+        self.forget_waiting()
 
     # --- where rows are stored
 
     def keep_rows(self, keeps_rows: bool) -> None:
         """Have rows kept from now on, or counted alone; nothing changes where there are some."""
-        if keeps_rows != self.keeps_rows and not len(self.log if self.keeps_rows else self._unread):
+        if keeps_rows != self.keeps_rows and not self.log.size(self.number if self.keeps_rows else UNREAD):
             self.keeps_rows = keeps_rows
 
     def forget_ready(self, env_ids: IntArray) -> int:
@@ -583,20 +584,21 @@ class PolicyRunner:
             self.noops.lanes = self.noops.lanes[~np.isin(self.noops.lanes // self._num_agents, env_ids)]
         return int(np.count_nonzero(gone))
 
-    def _forget_waiting(self) -> None:
-        self.ready, self.unsent = Moment.none(), None
+    def forget_waiting(self) -> None:
+        """Forget the rows that wait for an answer, agents that are idle, and what is known of next actions."""
+        self.ready, self.unsent = PolicyPart.none(), None
         if self.group_index >= 0:
             self.noops.clear()
             self.off_policy.clear()
 
-    def take_ready(self, ready: Moment, unsent: PolicyAnswer | None) -> None:
+    def take_ready(self, ready: PolicyPart, unsent: PolicyAnswer | None) -> None:
         """Replace the waiting rows, after the log has stored the old ones."""
         self._stores_plain = False
         self.ready, self.unsent = ready, unsent
 
     # --- from ready rows to actions
 
-    def act(self, ready: Moment, *, explore: bool) -> PolicyAnswer:
+    def act(self, ready: PolicyPart, *, explore: bool) -> PolicyAnswer:
         """Ask the policy about ready rows; errors, also of the policy itself, name it."""
         unsent = self.unsent
         if unsent is not None and np.array_equal(unsent.ready.lanes, ready.lanes):
@@ -670,7 +672,9 @@ class PolicyRunner:
         n, said = len(answer.ready.lanes), answer.actions
         is_plain = (
             said.__class__ is np.ndarray
-            and (said.dtype, said.shape[1:]) == self._plain
+            and self._plain is not None
+            and said.dtype == self._plain[0]
+            and said.shape[1:] == self._plain[1]
             and self.action_connectors.only_converts
             and (not answer.columns or (not self.off_policy.used and all(map(_is_array, answer.columns.values()))))
         )
@@ -739,7 +743,7 @@ class PolicyRunner:
         self, answer: PolicyAnswer, rows: Rows | None, own: list[AnyArray], for_env: list[AnyArray]
     ) -> list[list[AnyArray]]:
         """Leaves of all columns that are stored of an answer."""
-        given, forms = answer.given.keys(), self.log.forms
+        given, forms = answer.given.keys(), self.forms
         if rows is None:
             columns = {"actions": own[0], **answer.columns}
         else:
@@ -757,7 +761,7 @@ class PolicyRunner:
 
     def _plain_parts(self, own: list[AnyArray], columns: Mapping[str, Tree]) -> list[list[AnyArray]]:
         """What `_checked_parts` returns, where columns are arrays of the forms that they had; or else nothing."""
-        answers = self.log.forms.answers
+        answers = self.forms.answers
         if len(columns) != len(answers) - 3:
             return []
         version = [self._version_n]
@@ -777,10 +781,8 @@ class PolicyRunner:
         return parts
 
     def note_sent(self, answer: PolicyAnswer) -> None:
-        """The envs have taken an answer: store it, and call the agent connectors with it."""
-        if self.keeps_rows:
-            self.log.answer(answer.ready.lanes, answer.parts)
-        if self._declared:
+        """The envs have taken an answer: call the agent connectors with it."""
+        if self.declares_noop:
             self.noops.note_sent(answer.ready.lanes, answer.for_env)
         if self.off_policy.used:
             self.off_policy.forget(answer.ready.lanes)
@@ -820,7 +822,7 @@ class PolicyRunner:
 
     def _checked(self, value: Any, leaf: Leaf, answer: PolicyAnswer, name: str) -> AnyArray:
         try:
-            array = to_array(value)
+            array = column_array(value)
         except ContractError as error:
             raise self._bad(f"gave {name!r} of the wrong form: {error}") from None
         n = len(answer.given)

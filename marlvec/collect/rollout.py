@@ -18,10 +18,11 @@ from marlvec.collect.batch import MultiAgentBatch, SampleBatch
 from marlvec.collect.callbacks import CallbackList, LossReason
 from marlvec.collect.episodes import EndedAgents, EpisodeTracker
 from marlvec.collect.metrics import Counters, CurrentState, Metrics, RolloutState, WholeEpisode
-from marlvec.collect.policies import EVERYTHING, Chosen, PolicyLogs, PolicyRouter, TrainedPolicies
-from marlvec.collect.policy_runner import GroupActions, PolicyRunner
+from marlvec.collect.policies import PolicyRouter, TrainedPolicies
+from marlvec.collect.policy_runner import GroupActions, PolicyAnswer, PolicyRunner
 from marlvec.collect.row_builder import RandomSteps, RowBuilder, RowStore
-from marlvec.collect.rows import Moment
+from marlvec.collect.row_log import EVERYTHING, RowLog, RowNumbers
+from marlvec.collect.rows import UNREAD, PolicyAnswers, PolicyPart
 from marlvec.collect.scheduling import EnvsNeeded, EnvStep, LockstepScheduler, scheduler_for
 from marlvec.connectors import Rows
 from marlvec.env_ids import Where
@@ -31,10 +32,10 @@ from marlvec.vector.calls import is_interrupt
 from marlvec.vector.vector_env import VectorEnv
 
 IntArray = NDArray[np.int64]
-Waiting = tuple[PolicyRunner, Moment]
+Waiting = tuple[PolicyRunner, PolicyPart]
 Idle = tuple[PolicyRunner, IntArray]  # and the lanes
 
-_NONE = Moment.none()
+_NONE = PolicyPart.none()
 
 
 def _none_needed(pending: int) -> int:
@@ -67,15 +68,15 @@ class RolloutLoop:
         overlap: bool,
         callback_list: CallbackList,
         random_steps: RandomSteps,
-        logs: PolicyLogs,
+        log: RowLog,
     ) -> None:
         self._envs, self._router, self._episodes, self._metrics = envs, router, episodes, metrics
-        self._runners, self._logs = router.runners, logs
+        self._runners, self._log = router.runners, log
         self._row_builder = RowBuilder(router, episodes, metrics, copies=envs.copy)
         self._keep_finished = keep_finished
         self._ended_agents = EndedAgents(envs.num_envs, envs.agents)
         self.scheduler = scheduler_for(envs, overlap=overlap)
-        self._row_store = RowStore(logs, episodes, self.scheduler)
+        self._row_store = RowStore(log, episodes, self.scheduler)
         self._callback_list, self._random_steps = callback_list, random_steps
         self.explore = explore
         self._current = current
@@ -101,14 +102,15 @@ class RolloutLoop:
     @property
     def is_dirty(self) -> bool:
         """Whether something was begun and not finished: envs may have moved, and it is not known how far."""
-        return self._begun != self._current.state.tick
+        return self._begun != self._current.now[1]
 
     def _begin_state(self) -> Counters:
         """From here on the published state may not be what the envs are in."""
-        state = self._current.state
+        state, tick, env_steps, agent_steps, closed_steps = self._current.now
         self._finished = state.finished
         self._counters = counters = state.counters.copy()
-        self._begun = state.tick + 1
+        counters.env_steps, counters.agent_steps, counters.closed_steps = env_steps, agent_steps, closed_steps
+        self._begun = tick + 1
         return counters
 
     def _publish(self, tick: int | None = None) -> None:
@@ -132,7 +134,9 @@ class RolloutLoop:
         """
         counters = self._begin_state()
         self._starting = entropy, seed
-        self._logs.clear()
+        self._log.clear()
+        for runner in self._runners.values():
+            runner.clear()
         self._choose_columns()
         self._entropy, self._finished = entropy, ()
         # What is in no batch now never will be.
@@ -162,15 +166,15 @@ class RolloutLoop:
         finished = state.finished
         if self._keep_finished:  # batches are of whole episodes
             taken = [episode for episode in finished if episode[:2] <= state.delivered]
-            chosen = self._logs.of_episodes([episode.eps_id for episode in taken])
+            chosen = self._log.closed(_ids(taken))
             finished = finished[len(taken) :]
         else:
-            chosen = self._logs.closed_until(state.delivered)
+            chosen = self._log.closed_until(state.delivered)
             self._episodes.hand_over()
-        self._logs.forget(chosen)
+        self._log.forget(chosen)
         untrained = self._episodes.untrained
         for eps_id in tuple(untrained):
-            if eps_id not in self._episodes.eps_id_N and not self._logs.holds(eps_id):
+            if eps_id not in self._episodes.eps_id_N and not len(self._log.of_episodes(np.array([eps_id]))):
                 untrained.discard(eps_id)
         self._current.state = state._replace(finished=finished, delivered=None)
 
@@ -186,7 +190,9 @@ class RolloutLoop:
             return
         before = self._current.state
         counters = self._begin_state()
-        kept = self._logs.keep_ended(before.ended_N)
+        kept = self._log.keep_ended(before.ended_N)
+        for runner in self._runners.values():
+            runner.forget_waiting()
         self._metrics.forget_unpublished()
         self._episodes.number_N = before.number_N
         counters.env_steps_lost = counters.env_steps - counters.env_steps_delivered - counters.ended_env_steps
@@ -237,7 +243,7 @@ class RolloutLoop:
             if reached.tick:
                 self._router.update()
             self._row_store.open_L[:], self.steps_left = False, 0
-            self._row_store.open_L[self._logs.open_lanes] = True
+            self._row_store.open_L[self._log.open_lanes] = True
             self._entropy, self.explore = entropy, explore
             self._begun, self._counters, self._finished = reached.tick, reached.counters, reached.finished
             self._publish(reached.tick)
@@ -277,9 +283,15 @@ class RolloutLoop:
         self._choose_columns()
         self.steps_left = length if self.scheduler.all_go_together else 0
         if self.steps_left and self._episodes.is_static:
+            waiting = {}
             for runner in self._router.playing:
-                if len(runner.ready.lanes) == len(self._router.everyone(runner, self.scheduler.all_ids).lanes):
-                    runner.log.begin_block(length)
+                ready = runner.ready
+                if len(ready.lanes) != len(self._router.everyone(runner, self.scheduler.all_ids).lanes):
+                    return
+                if not runner.keeps_rows:
+                    return
+                waiting[runner.number] = ready
+            self._log.begin_blocks(length, waiting)
 
     def _choose_columns(self) -> None:
         """Keep no rows of frozen policies where nothing reads them: where there are no learner connectors."""
@@ -319,30 +331,40 @@ class RolloutLoop:
             env_ids, self.steps_left = scheduler.due(needed, steps_N), 0
         while env_ids is None or len(env_ids):
             self._act(env_ids)
-            self._publish()
             if env_ids is None:
                 break
             env_ids = scheduler.due(needed, steps_N)
-        self._begin_state()
+        current, timers = self._current, self._metrics.timers
+        tick = current.now[1]
+        self._begun = tick + 1
         began = perf_counter()
         try:
             env_step = scheduler.receive()
         except BaseException as error:
-            self._begun = self._current.state.tick + self._is_lost(error)
+            self._begun = tick + self._is_lost(error)
             raise
-        timers = self._metrics.timers
         now = perf_counter()
         waiting, ingesting = timers["env_wait"], timers["ingest"]
         waiting.seconds, waiting.calls = waiting.seconds + now - began, waiting.calls + 1
         connecting, calling = timers["agent_connectors"], timers["callbacks"]
         before = connecting.seconds + calling.seconds
-        self._current.tick_counters = self._counters
-        if env_step.is_first:
-            self._welcome(env_step)
+        is_quiet = not (env_step.eventful or env_step.is_first or self._callback_list.follows)
+        if is_quiet:
+            self._episodes.add_rewards(env_step.where, env_step.rewards)
+            closed = self._observe(env_step)
+            state, _, env_steps, agent_steps, closed_steps = current.now
         else:
-            self._take_in(env_step)
+            self._begin_state()
+            current.tick_counters = self._counters
+            if env_step.is_first:
+                self._welcome(env_step)
+            else:
+                self._take_in(env_step)
         ingesting.seconds += perf_counter() - now - (connecting.seconds + calling.seconds - before)
         ingesting.calls += 1
+        if is_quiet:
+            current.now = state, tick + 1, env_steps + len(env_step.env_ids), agent_steps, closed_steps + closed
+            return
         self._publish()
         if self._callback_list.follows:
             self._callback_list.raise_held()
@@ -361,6 +383,7 @@ class RolloutLoop:
         Until the envs have taken the actions nothing changes here, so that a call that fails can be made again.
         """
         began = perf_counter()
+        current = self._current
         asked, waiting, idle = self._waiting_rows(env_ids)
         acting_envs = self.scheduler.all_ids if env_ids is None else env_ids
         try:
@@ -368,36 +391,56 @@ class RolloutLoop:
             decided = perf_counter()
             for answer in answers:
                 answer.runner.transform(answer)
-            parts = [GroupActions(a.runner.group_index, a.ready.lanes, a.for_env) for a in answers]
-            parts += [GroupActions(runner.group_index, lanes, runner.noops.actions(lanes)) for runner, lanes in idle]
-            actions = self._router.actions(parts, acting_envs, grouped=self._envs.grouped)
+            actions = self._actions(answers, idle, acting_envs)
             sending = perf_counter()
-            counters = self._begin_state()
+            self._begun = current.now[1] + 1
             for runner, _ in asked:
                 runner.unsent = None  # if the envs refuse these actions the policies are asked again
             self.scheduler.send(actions, env_ids)
         except BaseException as error:
             if not is_interrupt(error):
-                self._begun = self._current.state.tick  # nothing was sent
+                self._begun = current.now[1]  # nothing was sent
             raise
         if not self._random_steps.is_over:
             self._random_steps.count(acting_envs)
+        said = [PolicyAnswers(a.runner.number, a.ready.lanes, a.parts) for a in answers if a.runner.keeps_rows]
+        if said:
+            self._log.answer(said)
         for answer in answers:
             answer.runner.note_sent(answer)
+        decisions = 0
         if answers:
             waited = [answer.ready for answer in answers]
             places: Where = waited[0].where if len(waited) == 1 else np.concatenate([rows.lanes for rows in waited])
             self._episodes.turn_L[places] += 1
-            counters.agent_steps += sum(len(answer.ready.lanes) for answer in answers)
+            decisions = sum([len(rows.lanes) for rows in waited])
         for runner, rest in waiting:
             runner.ready = rest
-        for runner, lanes in idle:
-            runner.noops.lanes = np.setdiff1d(runner.noops.lanes, lanes, assume_unique=True)
-            counters.noop_steps += len(lanes)
         timers = self._metrics.timers
         inference, connecting = timers["inference"], timers["action_connectors"]
         inference.seconds, inference.calls = inference.seconds + decided - began, inference.calls + 1
         connecting.seconds, connecting.calls = connecting.seconds + sending - decided, connecting.calls + 1
+        if idle:
+            counters = self._begin_state()
+            for runner, lanes in idle:
+                runner.noops.lanes = np.setdiff1d(runner.noops.lanes, lanes, assume_unique=True)
+                counters.noop_steps += len(lanes)
+            counters.agent_steps += decisions
+            self._publish()
+        else:
+            state, tick, env_steps, agent_steps, closed_steps = current.now
+            current.now = state, tick + 1, env_steps, agent_steps + decisions, closed_steps
+
+    def _actions(self, answers: Sequence[PolicyAnswer], idle: Sequence[Idle], env_ids: IntArray) -> object:
+        """What is sent to these envs."""
+        if len(answers) == 1 and not idle:
+            [answer] = answers
+            found = self._router.all_actions(answer, env_ids, grouped=self._envs.grouped)
+            if found is not None:
+                return found
+        parts = [GroupActions(a.runner.group_index, a.ready.lanes, a.for_env) for a in answers]
+        parts += [GroupActions(runner.group_index, lanes, runner.noops.actions(lanes)) for runner, lanes in idle]
+        return self._router.actions(parts, env_ids, grouped=self._envs.grouped)
 
     def _waiting_rows(self, env_ids: IntArray | None) -> tuple[list[Waiting], list[Waiting], list[Idle]]:
         """Return, for some envs or all: each policy's ready rows, its other ready rows, and its idle agents."""
@@ -406,10 +449,12 @@ class RolloutLoop:
         waiting: list[Waiting] = []
         idle: list[Idle] = []
         for runner in self._runners.values():
-            ready, rest = runner.ready, _NONE
-            if runner.group_index >= 0 and len(runner.noops.lanes):
+            if runner.declares_noop and len(runner.noops.lanes):
                 lanes = runner.noops.lanes
                 idle.append((runner, lanes if chosen is None else lanes[chosen[lanes // self._envs.agent_num]]))
+            ready, rest = runner.ready, _NONE
+            if not len(ready.lanes):
+                continue
             if chosen is not None:
                 mine = chosen[ready.lanes // self._envs.agent_num]
                 ready, rest = ready.take(mine), ready.take(~mine)
@@ -437,7 +482,7 @@ class RolloutLoop:
                 later = self._close(env_step)
             if np.count_nonzero(env_step.done):
                 self._turn_over(env_step)
-        self._observe(env_step, later)
+        self._counters.closed_steps += self._observe(env_step, later)
 
     def _lose(self, env_step: EnvStep) -> None:
         """Drop what is stored of the episodes that were lost."""
@@ -451,7 +496,7 @@ class RolloutLoop:
     def _drop(self, env_ids: IntArray) -> None:
         """Drop what is stored of the episodes that run in these envs, and count it as lost."""
         eps_ids, counters = self._episodes.eps_id_N[env_ids], self._counters
-        still_open, closed = int(np.count_nonzero(self._row_store.open_NA[env_ids])), self._logs.lose(eps_ids)
+        still_open, closed = int(np.count_nonzero(self._row_store.open_NA[env_ids])), self._log.lose(eps_ids)
         self._row_store.open_NA[env_ids] = False
         counters.closed_steps -= closed
         counters.env_steps_lost += self._episodes.waiting_steps(env_ids)
@@ -523,7 +568,7 @@ class RolloutLoop:
     def _welcome(self, env_step: EnvStep) -> None:
         """Take in rows that begin episodes."""
         self._begin(env_step.env_ids)
-        self._observe(env_step)
+        self._counters.closed_steps += self._observe(env_step)
 
     def _begin(self, env_ids: IntArray) -> None:
         """Forget these envs' episodes; begin new episodes in the living envs, and choose their policies."""
@@ -537,9 +582,12 @@ class RolloutLoop:
             policy_ids = {number: runner.policy_id for number, runner in self._runners.items()}
             self._callback_list.create(env_ids, self._episodes, policy_ids, self._entropy)
 
-    def _observe(self, env_step: EnvStep, later: IntArray | None = None) -> None:
-        """Take in the observations of agents that must act now, and those of `_closed_later`."""
-        all_act = np.count_nonzero(env_step.acting) == env_step.acting.size
+    def _observe(self, env_step: EnvStep, later: IntArray | None = None) -> int:
+        """Take in the observations of agents that must act now, and those of `_closed_later`.
+
+        Returns how many transitions were closed.
+        """
+        all_act, closed = np.count_nonzero(env_step.acting) == env_step.acting.size, 0
         self._episodes.see(env_step.where, env_step.alive)
         if self._ended_agents.any_gone:
             self._ended_agents.check(env_step, self._episodes.seen_NA)
@@ -552,11 +600,12 @@ class RolloutLoop:
             built = self._row_builder.build(env_step, acting, last=False)
         else:
             ends, built = self._row_builder.build_together(env_step, acting, later)
-            self._counters.closed_steps += self._row_store.close(ends)
-        hands_over = self._envs.copy and not self._callback_list.follows
-        self._counters.closed_steps += self._row_store.wait(built, hands_over=hands_over)
-        if self._callback_list.follows:
+            closed = self._row_store.close(ends)
+        follows = self._callback_list.follows
+        closed += self._row_store.wait(built, hands_over=self._envs.copy and not follows)
+        if follows:
             self._callback_list.start()
+        return closed
 
     def _note_given(self, env_step: EnvStep) -> None:
         """Note what agents do without asking their policies."""
@@ -566,6 +615,10 @@ class RolloutLoop:
                 runner = self._runners[self._episodes.policy_NA[env_id, a]]
                 lane, where = env_id * self._envs.agent_num + a, f"env {env_id}: agent {name!r}"
                 runner.off_policy.note(lane, action, where, is_env=is_env)
+
+
+def _ids(episodes: Sequence[WholeEpisode]) -> IntArray:
+    return np.array([episode.eps_id for episode in episodes], np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -589,7 +642,7 @@ class BatchBuilder:
         self,
         current: CurrentState,
         runners: Mapping[int, PolicyRunner],
-        logs: PolicyLogs,
+        log: RowLog,
         episodes: EpisodeTracker,
         metrics: Metrics,
         policies: Collection[str],
@@ -598,7 +651,7 @@ class BatchBuilder:
         reward_dtype: DTypeLike | None,
     ) -> None:
         self._current, self._runners, self._episodes, self._metrics = current, runners, episodes, metrics
-        self._logs = logs
+        self._log = log
         self._policies, self._complete = policies, complete
         self._num_envs, self._agent_num = episodes.policy_NA.shape
         self._reward_dtype = None if reward_dtype is None else np.dtype(reward_dtype)
@@ -654,17 +707,17 @@ class BatchBuilder:
                 there += getattr(state.finished[whole], goal.unit)
                 whole += 1
             taken = state.finished[:whole]
-            numbers = self._logs.of_episodes([episode.eps_id for episode in taken])
+            numbers = self._log.closed(_ids(taken))
             env_steps = sum(episode.env_steps for episode in taken)
             delivered = taken[-1].round, taken[-1].env_id
         elif goal.unit == "agent_steps" and goal.amount < counters.closed_steps:
-            delivered = self._logs.last_of_first(goal.amount)
-            numbers = self._logs.closed_until(delivered)
+            delivered = self._log.last_of_first(goal.amount)
+            numbers = self._log.closed_until(delivered)
             env_steps = counters.waiting_env_steps
         else:
-            numbers, env_steps, delivered = self._logs.closed(), counters.waiting_env_steps, EVERYTHING
+            numbers, env_steps, delivered = self._log.closed(), counters.waiting_env_steps, EVERYTHING
         batches, unroll_id = self.make(numbers, counters.unroll_id, trained, self._episodes.untrained)
-        decisions = sum(map(len, numbers.values()))
+        decisions = len(numbers)
         batch = MultiAgentBatch(batches, env_steps=env_steps, known=tuple(self._policies), agent_steps=decisions)
         self._metrics.timers["batch"].add(perf_counter() - began)
         return BuiltBatch(batch, delivered, whole, unroll_id)
@@ -676,7 +729,7 @@ class BatchBuilder:
         counters.env_steps_delivered += batch.env_steps
         counters.agent_steps_delivered += batch.agent_steps
         counters.unroll_id = built.unroll_id
-        if state is not before:  # a callback has called reset(), and what is in the batch has counted as lost
+        if state.tick != before.tick:  # a callback has called reset(), and what is in the batch has counted as lost
             counters.env_steps_lost -= batch.env_steps
             counters.agent_steps_lost -= batch.agent_steps
             return state._replace(counters=counters)
@@ -694,7 +747,7 @@ class BatchBuilder:
 
     def make(
         self,
-        numbers: Chosen,
+        numbers: RowNumbers,
         unroll_id: int = 0,
         is_trained: Callable[[str], bool] = lambda policy_id: True,
         untrained: Collection[int] = (),
@@ -705,22 +758,21 @@ class BatchBuilder:
         are for no batch, and shown to no callback.
         """
         found: dict[str, Rows] = {}
-        shown = {runner: runner.log.without(own, untrained) for runner, own in numbers.items() if runner is not None}
-        trained = [
-            runner
-            for runner, own in shown.items()
-            if len(own) and not runner.is_frozen and is_trained(runner.policy_id)
-        ]
+        numbers = self._log.without(numbers, untrained)
+        self._log.begin_batch(numbers)
+        counts = self._log.counts(numbers)
+        shown = [runner for runner in self._runners.values() if runner.number in counts]
+        trained = [runner for runner in shown if not runner.is_frozen and is_trained(runner.policy_id)]
         all_are_shown = any(len(runner.learner_connectors) for runner in trained)
-        if all_are_shown and len(self._logs.unread.without(numbers[None], untrained)):
+        if all_are_shown and UNREAD in counts:
             unread = [repr(runner.policy_id) for runner in self._runners.values() if not runner.keeps_rows]
             raise StateError(
                 f"learner connectors have come, and rows of the frozen policies {', '.join(unread)} were not kept for "
                 f"them to look at: call reset()"
             )
-        for runner, own in shown.items():
-            if len(own) and (all_are_shown or runner in trained):
-                columns, unroll_id = runner.log.read(own, unroll_id)
+        for runner in shown:
+            if all_are_shown or runner in trained:
+                columns, unroll_id = self._log.read(runner.number, numbers, unroll_id)
                 if self._reward_dtype is not None:
                     columns["rewards"] = columns["rewards"].astype(self._reward_dtype, copy=False)
                 found[runner.policy_id] = Rows(columns)

@@ -5,10 +5,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from operator import itemgetter
 from time import perf_counter
-from typing import Any, ClassVar, NamedTuple, cast
+from typing import Any, ClassVar, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
@@ -16,9 +17,10 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 from marlvec.collect.columns import COLUMNS
 from marlvec.collect.episodes import EpisodeTracker
 from marlvec.collect.metrics import Metrics
-from marlvec.collect.policies import PolicyLogs, PolicyRouter, joined
+from marlvec.collect.policies import PolicyRouter
 from marlvec.collect.policy_runner import PolicyRunner, Selection
-from marlvec.collect.rows import Moment, PolicyRows, copied_rows, part_of
+from marlvec.collect.row_log import RowLog
+from marlvec.collect.rows import UNREAD, Moment, PolicyPart, copied_rows, part_of
 from marlvec.collect.scheduling import EnvStep, LockstepScheduler
 from marlvec.connectors.rows import RowRandom, Rows
 from marlvec.env_ids import Where
@@ -31,13 +33,31 @@ IntArray = NDArray[np.int64]
 BoolArray = NDArray[np.bool_]
 
 
-class BuiltRows(NamedTuple):
-    """A policy's rows behind its agent connectors."""
+@dataclass(slots=True)
+class BuiltRows:
+    """Rows of one group that came together, policy after policy."""
 
-    runner: PolicyRunner
-    moment: Moment  # without its round
-    shared: Collection[str]  # columns whose arrays other code may write into later, or that connectors have made
-    removed: IntArray | None = None  # lanes whose rows the connectors took out; None: none
+    lanes: IntArray  # (n,)
+    env_t: IntArray  # (n,)
+    eps_id: IntArray  # (n,)
+    missing: BoolArray | None  # (n,), of last rows; else None
+    parts: list[PolicyPart]  # without those of policies of which no row is left
+    runners: list[PolicyRunner]  # of these
+    shared: dict[int, Collection[str]]  # by policy: columns that others may write into later, or connectors have made
+    removed: list[tuple[PolicyRunner, IntArray]]  # lanes whose rows connectors took out
+
+    def take(self, mask: BoolArray) -> BuiltRows:
+        """Some of the rows."""
+        parts, runners, start = [], [], 0
+        for part, runner in zip(self.parts, self.runners, strict=True):
+            own = mask[start : start + len(part.lanes)]
+            start += len(part.lanes)
+            if np.count_nonzero(own):
+                parts.append(part.take(own))
+                runners.append(runner)
+        missing = None if self.missing is None else self.missing[mask]
+        lanes, env_t, eps_id = self.lanes[mask], self.env_t[mask], self.eps_id[mask]
+        return BuiltRows(lanes, env_t, eps_id, missing, parts, runners, self.shared, self.removed)
 
 
 class RowBuilder:
@@ -53,12 +73,18 @@ class RowBuilder:
         self._false_L.flags.writeable = False
 
     def build(self, env_step: EnvStep, lanes: IntArray | None, *, last: bool) -> list[BuiltRows]:
-        """Return each policy's rows of these lanes (None: all); ``last``: they are final observations.
+        """Return the rows of these lanes (None: all), group by group; ``last``: they are final observations.
 
         Rows of several policies in one group are made together, and are parts of the same arrays.
         """
         found = self._before_connectors(env_step, lanes, last=last)
-        return [built if built.runner.agent_connectors.is_identity else self._observed(built) for built in found]
+        for built in found:
+            for k, runner in enumerate(built.runners):
+                if not runner.agent_connectors.is_identity:
+                    self._observe(built, k)
+            if built.removed:
+                _leave_out(built)
+        return found
 
     def build_together(
         self, env_step: EnvStep, acting: IntArray | None, ended: IntArray
@@ -68,17 +94,21 @@ class RowBuilder:
         A policy's rows of both kinds pass its connectors in one call: what a connector shows of other agents is then of
         the same moment. No ended lane acts next.
         """
-        over = {built.runner: built for built in self._before_connectors(env_step, ended, last=True)}
-        all_ends, all_following = [], []
-        for following in self._before_connectors(env_step, acting, last=False):
-            ends = over.pop(following.runner, None)
-            if ends is not None:
-                ends, following = self._observed_together(ends.moment, following)
-                all_ends.append(ends)
-            elif not following.runner.agent_connectors.is_identity:
-                following = self._observed(following)
-            all_following.append(following)
-        return [*map(self._observed, over.values()), *all_ends], all_following
+        all_ends = self._before_connectors(env_step, ended, last=True)
+        all_following = self._before_connectors(env_step, acting, last=False)
+        over = {runner: (built, k) for built in all_ends for k, runner in enumerate(built.runners)}
+        for following in all_following:
+            for k, runner in enumerate(following.runners):
+                if (ends := over.pop(runner, None)) is not None:
+                    self._observe_together(*ends, following, k)
+                elif not runner.agent_connectors.is_identity:
+                    self._observe(following, k)
+            if following.removed:
+                _leave_out(following)
+        for built, k in over.values():
+            if not built.runners[k].agent_connectors.is_identity:
+                self._observe(built, k)
+        return all_ends, all_following
 
     def _before_connectors(self, env_step: EnvStep, lanes: IntArray | None, *, last: bool) -> list[BuiltRows]:
         router, found = self._router, []
@@ -88,57 +118,63 @@ class RowBuilder:
             else:
                 chosen = router.select(runner, env_step.env_ids, lanes)
             if len(chosen.lanes):
-                columns, env_t, missing = self._make(runner.group_index, chosen, env_step, last=last)
-                moment = Moment(chosen.lanes, 0, env_t, last, missing, columns, places=chosen.places)
-                found.append(BuiltRows(runner, moment, self._of_envs if chosen.flat is None else ()))
+                built, columns = self._make(runner.group_index, chosen, env_step, last=last)
+                built.parts.append(PolicyPart(runner.number, chosen.lanes, columns, None, chosen.places))
+                built.runners.append(runner)
+                if self._of_envs and chosen.flat is None:
+                    built.shared[runner.number] = self._of_envs
+                found.append(built)
         if not router.is_shared:
             return found
         env_ids = env_step.env_ids
         for g, chosen, shares in router.split_everyone(env_ids) if lanes is None else router.split(env_ids, lanes):
-            columns, env_t, missing = self._make(g, chosen, env_step, last=last)
-            for runner, part, own in shares:
-                own_missing = None if missing is None else missing[part]
-                found.append(BuiltRows(runner, Moment(own, 0, env_t[part], last, own_missing, columns, part), ()))
+            built, columns = self._make(g, chosen, env_step, last=last)
+            built.parts = [PolicyPart(runner.number, own, columns, part) for runner, part, own in shares]
+            built.runners = [runner for runner, _, _ in shares]
+            found.append(built)
         return found
 
-    def _observed(self, built: BuiltRows) -> BuiltRows:
+    def _observe(self, built: BuiltRows, k: int) -> None:
         """Send a policy's rows through its agent connectors."""
-        runner, before, shared, _ = built
+        runner, before = built.runners[k], built.parts[k]
         began = perf_counter()
         own = {name: part_of(column, before.part) for name, column in before.columns.items()}
         out, kept = runner.observe(Rows.of_length(own, len(before.lanes)))
         timer = self._metrics.timers["agent_connectors"]
         timer.seconds, timer.calls = timer.seconds + perf_counter() - began, timer.calls + 1
-        made = [name for name, column in out.items() if name in shared or column is not own.get(name)]
-        columns = dict(out.items())
-        if kept is None:
-            before.columns, before.part = columns, None
-            return BuiltRows(runner, before, made)
-        lanes, env_t = before.lanes[kept], before.env_t[kept]
-        return BuiltRows(runner, Moment(lanes, 0, env_t, False, None, columns), made, before.lanes[~kept])
+        shared = built.shared.get(runner.number, ())
+        built.shared[runner.number] = [
+            name for name, column in out.items() if name in shared or column is not own.get(name)
+        ]
+        lanes, places = (before.lanes, before.places) if kept is None else (before.lanes[kept], None)
+        built.parts[k] = PolicyPart(runner.number, lanes, dict(out.items()), None, places)
+        if kept is not None:
+            built.removed.append((runner, before.lanes[~kept]))
 
-    def _observed_together(self, ends: Moment, following: BuiltRows) -> tuple[BuiltRows, BuiltRows]:
+    def _observe_together(self, ends: BuiltRows, j: int, following: BuiltRows, k: int) -> None:
         """Send last rows and rows to act on through their policy's connectors in one call, in the order of lanes."""
-        runner, after, _, _ = following
-        _, moment, _, removed = self._observed(BuiltRows(runner, ends.join(after), ()))
-        is_last = np.isin(moment.lanes, ends.lanes)  # of which none is removed
-        over, names = moment.take(is_last), tuple(moment.columns)
-        over.final, over.missing = True, ends.missing
-        return BuiltRows(runner, over, names), BuiltRows(runner, moment.take(~is_last), names, removed)
+        runner, last = following.runners[k], ends.parts[j].lanes
+        both = replace(following, parts=[ends.parts[j].join(following.parts[k])], runners=[runner], removed=[])
+        self._observe(both, 0)
+        [part] = both.parts
+        is_last = np.isin(part.lanes, last)  # of which none is removed
+        ends.parts[j], following.parts[k] = part.take(is_last), part.take(~is_last)
+        names = tuple(part.columns)
+        ends.shared[runner.number] = following.shared[runner.number] = names
+        following.removed += both.removed
 
-    def _make(
-        self, g: int, chosen: Selection, env_step: EnvStep, *, last: bool
-    ) -> tuple[dict[str, Tree], IntArray, BoolArray | None]:
-        """Columns of rows of one group; env steps made; and which last rows have no observation of their own."""
+    def _make(self, g: int, chosen: Selection, env_step: EnvStep, *, last: bool) -> tuple[BuiltRows, dict[str, Tree]]:
+        """Rows of one group, of no policy yet, and their columns."""
         router, episodes, places, n = self._router, self._episodes, chosen.places, len(chosen.lanes)
         rewards, first = episodes.settle(chosen.lanes, places)
         false, turns = self._false_L[:n], episodes.turn_L[places]
         leaves = [chosen.pick(leaf) for leaf in (env_step.final if last else env_step.obs)[g]]
         tree = router.groups[g].observation_tree
+        eps_id = episodes.eps_id_N[chosen.env_id]
         columns: dict[str, Any] = {
             "env_id": chosen.env_id,
             "agent_index": chosen.agent_index,
-            "eps_id": episodes.eps_id_N[chosen.env_id],
+            "eps_id": eps_id,
             "t": turns.copy() if isinstance(places, slice) else turns,
             "obs": leaves[0] if tree.is_leaf else tree.unflatten(leaves),
             "rewards": rewards,
@@ -153,7 +189,17 @@ class RowBuilder:
         if env_step.state is not None:
             columns["state"] = _state(chosen, env_step, last=last)
         missing = router.pick(g, chosen, env_step.missing) if last else None
-        return columns, episodes.length_N[chosen.env_id], missing
+        env_t = episodes.length_N[chosen.env_id]
+        return BuiltRows(chosen.lanes, env_t, eps_id, missing, [], [], {}, []), columns
+
+
+def _leave_out(built: BuiltRows) -> None:
+    """Drop what is known of rows that connectors took out."""
+    gone = np.isin(built.lanes, np.concatenate([lanes for _, lanes in built.removed]))
+    built.lanes, built.env_t, built.eps_id = built.lanes[~gone], built.env_t[~gone], built.eps_id[~gone]
+    there = [bool(len(part.lanes)) for part in built.parts]
+    built.parts = [part for part, is_there in zip(built.parts, there, strict=True) if is_there]
+    built.runners = [runner for runner, is_there in zip(built.runners, there, strict=True) if is_there]
 
 
 def _state(chosen: Selection, env_step: EnvStep, *, last: bool) -> NDArray[Any]:
@@ -167,35 +213,37 @@ def _state(chosen: Selection, env_step: EnvStep, *, last: bool) -> NDArray[Any]:
     return state
 
 
+def _shared(all_built: Sequence[BuiltRows]) -> Mapping[int, Collection[str]]:
+    """Of all groups; no policy plays in two."""
+    return (
+        all_built[0].shared if len(all_built) == 1 else {n: c for built in all_built for n, c in built.shared.items()}
+    )
+
+
 _ENVS_COLUMNS = tuple(name for name, column in COLUMNS.items() if column.from_env)
 
 
 class RowStore:
-    """Stores rows of one moment in the logs; the scheduler knows the rounds of the envs."""
+    """Stores rows of one moment in the log; the scheduler knows the rounds of the envs."""
 
-    def __init__(self, logs: PolicyLogs, episodes: EpisodeTracker, scheduler: LockstepScheduler) -> None:
-        self._logs, self._episodes, self._scheduler = logs, episodes, scheduler
+    def __init__(self, log: RowLog, episodes: EpisodeTracker, scheduler: LockstepScheduler) -> None:
+        self._log, self._scheduler = log, scheduler
         self.open_L = np.zeros(episodes.policy_NA.size, np.bool_)  # lanes that wait for an action or for its outcome
         self.open_NA = self.open_L.reshape(episodes.policy_NA.shape)
 
     def close(self, all_built: Sequence[BuiltRows]) -> int:
         """Store last rows; return how many transitions they close."""
-        closed, unread = 0, []
-        for runner, moment, shared, _ in all_built:
-            acted = self.open_L[moment.lanes]
+        closed, moments = 0, []
+        for built in all_built:
+            acted = self.open_L[built.lanes]
             # Agents that ended before they ever acted: the connectors saw their last row, but it closes nothing.
-            rows = moment if np.count_nonzero(acted) == len(acted) else moment.take(acted)
+            rows = built if np.count_nonzero(acted) == len(acted) else built.take(acted)
             if not len(rows.lanes):
                 continue
-            if runner.keeps_rows:
-                rows.ticks = self._rounds(rows.lanes)
-                runner.log.append(rows, shared)
-            else:
-                unread.append(rows.lanes)
+            moments.append(self._moment(rows, final=True))
             self.open_L[rows.lanes] = False
             closed += len(rows.lanes)
-        if unread:
-            self._count(unread, final=True)
+        self._log.append(moments, _shared(all_built))
         return closed
 
     def wait(self, all_built: Sequence[BuiltRows], *, hands_over: bool) -> int:
@@ -203,41 +251,30 @@ class RowStore:
 
         ``hands_over``: no other code has the envs' observations, so a policy may be given those arrays.
         """
-        owned = _ENVS_COLUMNS if hands_over else ()
-        seen: list[Moment] = []
-        unread: list[IntArray] = []
-        for runner, moment, shared, removed in all_built:
-            if removed is not None:  # no policy is asked about them; their open rows stay open
-                runner.noops.add(removed)
-                if not len(moment.lanes):
-                    continue
-            moment.ticks = self._rounds(moment.lanes)
-            if runner.keeps_rows:
-                columns, part = moment.columns, moment.part
-                runner.log.append(moment, shared)
-                if moment.block is not None and not shared and runner.agent_connectors.is_identity:
-                    moment.spare = PolicyRows(columns, part, len(moment.lanes), owned)  # the log has copies
-            else:
-                if shared:
-                    moment.columns = dict(copied_rows(Rows(moment.columns)).items())
-                unread.append(moment.lanes)
-            seen.append(moment)
-            runner.ready = runner.ready.join(moment) if len(runner.ready.lanes) else moment
-        if unread:
-            self._count(unread, final=False)
-        if not seen:
-            return 0
-        everyone: Where = seen[0].where if len(seen) == 1 else np.concatenate([moment.lanes for moment in seen])
-        closed = int(np.count_nonzero(self.open_L[everyone]))
-        self.open_L[everyone] = True
+        closed, moments = 0, []
+        for built in all_built:
+            for runner, lanes in built.removed:  # no policy is asked about them; their open rows stay open
+                runner.noops.add(lanes)
+            if len(built.lanes):
+                moments.append(self._moment(built, final=False))
+                where: Where = built.parts[0].where if len(built.parts) == 1 else built.lanes
+                closed += int(np.count_nonzero(self.open_L[where]))
+                self.open_L[where] = True
+        self._log.append(moments, _shared(all_built), _ENVS_COLUMNS if hands_over else ())
+        for built in all_built:
+            for runner, part in zip(built.runners, built.parts, strict=True):
+                if not runner.keeps_rows and runner.number in built.shared:
+                    part.columns = dict(copied_rows(Rows(part.columns)).items())
+                runner.ready = runner.ready.join(part) if len(runner.ready.lanes) else part
         return closed
 
-    def _count(self, unread: Sequence[IntArray], *, final: bool) -> None:
-        """Store whose rows came that are not read."""
-        lanes = joined(unread)
-        env_id, episodes = lanes // self.open_NA.shape[1], self._episodes
-        env_t, eps_id = episodes.length_N[env_id], episodes.eps_id_N[env_id]
-        self._logs.unread.count(lanes, self._rounds(lanes), env_t, eps_id, final=final)
+    def _moment(self, built: BuiltRows, *, final: bool) -> Moment:
+        """These rows as the log has them; of policies that are not read, whose they are alone."""
+        stored = [
+            part if runner.keeps_rows else PolicyPart(UNREAD, part.lanes, {})
+            for part, runner in zip(built.parts, built.runners, strict=True)
+        ]
+        return Moment(built.lanes, self._rounds(built.lanes), built.env_t, built.eps_id, final, built.missing, stored)
 
     def _rounds(self, lanes: IntArray) -> IntArray | int:
         """The round that rows of these lanes come in: of all, or (n,) of each."""
@@ -263,7 +300,7 @@ class RandomSteps(Saved):
         self._agents, self._seed = agents, seed
         self.is_over = not steps  # whether no env has such a step to come
 
-    def note(self, runner: PolicyRunner, ready: Moment) -> None:
+    def note(self, runner: PolicyRunner, ready: PolicyPart) -> None:
         """Draw for those of a policy's ready rows that have such a step to make, and for which nothing is noted yet."""
         num_agents = len(self._agents)
         mine = (self._left_N[ready.lanes // num_agents] > 0) & ~runner.off_policy.among(ready.lanes)

@@ -1,26 +1,28 @@
-"""Where rows lie: `PolicyRows` as a policy gets them, `Moment` and `Answers` in a log, `Block` as a batch has them."""
+"""Where rows lie: `PolicyRows` as a policy gets them, `Moment` and `Answers` in the log, `Block` for large columns."""
 
 from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Collection, Iterator, KeysView, Mapping, Sequence
+from collections.abc import Collection, KeysView, Mapping, Sequence
 from dataclasses import dataclass
-from operator import is_
 from threading import Lock
 from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from marlvec.collect.columns import BOOL, COLUMNS, ROW_COLUMNS, VERSION, ColumnForm, ColumnForms, Leaves
+from marlvec.collect.columns import COLUMNS, ColumnForms, Leaves, Source
 from marlvec.connectors import Rows
 from marlvec.env_ids import Where
 from marlvec.trees import Tree, map_tree
 
+Part = slice | NDArray[np.int64] | None
+"""Which rows of some columns; None: all of them."""
 
-def part_of(column: Tree, part: slice | None) -> Tree:
-    """Rows of a column, as views; None: all of them."""
+
+def part_of(column: Tree, part: Part) -> Tree:
+    """Rows of a column, as views where they are a slice."""
     if part is None:
         return column
     return column[part] if column.__class__ is np.ndarray else map_tree(lambda leaf: leaf[part], column)
@@ -48,7 +50,7 @@ class PolicyRows(Rows):
     _copied: dict[str, Tree]
 
     def __init__(
-        self, source: Mapping[str, Tree], part: slice | None = None, length: int = -1, owned: Collection[str] = ()
+        self, source: Mapping[str, Tree], part: Part = None, length: int = -1, owned: Collection[str] = ()
     ) -> None:
         if length < 0:
             super().__init__(source)
@@ -178,139 +180,75 @@ _COUNTS = getattr(sys, "_is_gil_enabled", lambda: True)()
 
 
 IntArray = NDArray[np.int64]
+BoolArray = NDArray[np.bool_]
 
-_LANE_COLUMNS = ("env_id", "agent_index")  # the same in each step
-# Nearly always False: written where they are not.
-_FLAGS = tuple(name for name in ROW_COLUMNS if COLUMNS[name].kinds == BOOL and not COLUMNS[name].is_wide)
+DERIVED = ("env_id", "agent_index", "eps_id")
+"""Columns that follow from what a log knows of each row."""
 
 
 class Block:
-    """Tables (L, T, …) of a policy's columns; step t is written to ``[:, t]``, where the batch has it.
+    """Of a policy that plays the same L lanes at each of the next T steps: tables (L, T, …) of its large columns.
 
-    Nothing that was written is read before its step counts, so an interrupt may come at any line. ``lanes`` (L,) are
-    all that the policy plays; ``rows`` their columns at the first step, which `write` is still to be called with.
+    Step t of such a column is written to ``[:, t]``, where the batch has it, so that large rows lie in memory once.
+    Nothing that was written is read before its step counts, so an interrupt may come at any line.
+
+    Attributes:
+        number: The policy's.
+        lanes: (L,), ascending.
+        length: T.
+        steps: So many steps' rows have come; T + 1 of them: it is full, and the rows behind its last step have come.
+        said: To so many steps' rows the answer has come.
+        behind: Those rows behind the last step.
+        tables: By name, of columns that are one array with large rows.
     """
 
-    def __init__(
-        self, forms: ColumnForms, lanes: IntArray, rows: Mapping[str, Tree], length: int, memory: BatchMemory
-    ) -> None:
-        self.forms, self.lanes, self.length, self._memory = forms, lanes, length, memory
-        # (L, …), the same at each step
-        self.fixed: dict[str, AnyArray] = {name: np.array(rows[name]) for name in _LANE_COLUMNS}
-        self.rows: dict[str, Leaves] = {}  # tables by column
-        self.answers: dict[str, Leaves] = {}  # empty before the first answer
-        self._said: list[Leaves | None] = []  # tables in the order of their forms; None: those of the actions
-        self._at = 0  # where the actions are among them
-        # Of columns that are one array: the table, also with large rows as items, and the form.
-        self._arrays: list[tuple[str, AnyArray, AnyArray | None, np.dtype[Any], tuple[int, ...]]] = []
-        for name, form in forms.rows.items():
-            if name in _LANE_COLUMNS:
-                continue
-            self.rows[name] = tables = self._table(form)
-            if name in _FLAGS:
-                for table in tables:
-                    table[...] = 0
-            if form.dtype is not None and form.shape is not None:
-                [table] = tables
-                is_large = table.nbytes >= max(1, length) * _LARGE and table.flags.c_contiguous
-                wide = items(table, 2) if is_large and not form.dtype.hasobject else None
-                self._arrays.append((name, table, wide, form.dtype, form.shape))
-        self.names = dict.fromkeys(forms.rows)  # of the columns that rows have
-        self.width = len(self.names)
-        self._trees = [name for name in self.rows if forms.rows[name].dtype is None]
+    __slots__ = ("behind", "lanes", "length", "number", "said", "steps", "tables")
 
-    def write(self, rows: Mapping[str, Tree], t: int, part: slice | None = None) -> None:
-        """Write the rows of step ``t``, or a part of the columns' rows; refuse a column that has changed its form."""
-        never = rows["last"]  # which is False in all rows that an agent acts on
-        for name, table, wide, dtype, shape in self._arrays:
-            value = rows[name]
-            if value is never:
+    def __init__(self, number: int, waiting: PolicyPart, length: int, forms: ColumnForms, memory: BatchMemory) -> None:
+        """Make room for the large columns of the rows that wait. MemoryError: there is not as much."""
+        self.number, self.lanes, self.length = number, waiting.lanes, length
+        self.steps = self.said = 0
+        self.behind: PolicyPart | None = None
+        self.tables: dict[str, tuple[AnyArray, AnyArray]] = {}  # also with rows as items of one kind
+        for name in waiting.columns:
+            form = forms.rows[name]
+            if form.dtype is None or form.dtype.hasobject or name in _NOT_IN_TABLES:
                 continue
-            if part is not None:
-                value = value[part]
-            if value.__class__ is not np.ndarray or value.dtype != dtype or value.shape[1:] != shape:
-                [value] = self.forms.rows[name].fit(value)
-            if wide is not None and value.flags.c_contiguous:
+            if form.dtype.itemsize * math.prod(form.shape or ()) * len(self.lanes) >= _WIDE:
+                [table] = form.table(len(self.lanes), length, memory.empty)
+                if table.flags.c_contiguous:
+                    self.tables[name] = table, items(table, 2)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is full, and all its steps but the last rows were answered."""
+        return self.steps == self.length + 1 and self.said == self.length
+
+    def is_next(self, lanes: IntArray) -> bool:
+        """Whether rows of these lanes may be those of its next step, or come behind its last one."""
+        return self.steps <= self.length and (lanes is self.lanes or np.array_equal(lanes, self.lanes))
+
+    def write(self, columns: Mapping[str, Tree], part: Part, forms: ColumnForms) -> dict[str, Tree]:
+        """Write rows of the next step; return the columns with views of the tables in place of what was written."""
+        t, found = self.steps, {name: part_of(column, part) for name, column in columns.items()}
+        for name, (table, wide) in self.tables.items():
+            [value] = forms.rows[name].fit(found[name])
+            if value.flags.c_contiguous:
                 wide[:, t] = items(value, 1)
             else:
                 table[:, t] = value
-        for name in self._trees:
-            leaves = self.forms.rows[name].fit(part_of(rows[name], part))
-            for table, leaf in zip(self.rows[name], leaves, strict=True):
-                table[:, t] = leaf
+            found[name] = table[:, t]
+        return found
 
-    def read_rows(self, t: int) -> Rows:
-        """The rows of step ``t``, as views."""
-        return Rows.of_length(dict(BlockStep(self, t)), len(self.lanes))
-
-    def column(self, name: str, t: int) -> Tree:
-        """One column of step ``t``, as views; the block has it."""
-        if name in self.fixed:
-            return self.fixed[name]
-        tables, form = self.rows[name], self.forms.rows[name]
-        return tables[0][:, t] if form.dtype is not None else form.tree([table[:, t] for table in tables])
-
-    def write_answer(self, parts: Sequence[Leaves], t: int) -> bool:
-        """Write what was decided at step ``t``: a part for each form of answers, of which the version's stays out.
-
-        Returns False where there is no room for it: where columns have come that step 0 did not have, or
-        ``actions_for_env`` is no longer what the policy itself said.
-        """
-        if not t:
-            self._make_room(parts)
-        if len(parts) != len(self._said):
-            return False
-        said = parts[self._at]
-        for tables, leaves in zip(self._said, parts, strict=True):
-            if tables is None:  # the same as what was said
-                if leaves is not said and not _are_same(leaves, said):
-                    return False
-            else:
-                for table, leaf in zip(tables, leaves, strict=False):  # the version has no table
-                    table[:, t] = leaf
-        return True
-
-    def _make_room(self, parts: Sequence[Leaves]) -> None:
-        forms = self.forms.answers
-        self._at = list(forms).index("actions")
-        said, own = parts[self._at], self._table(forms["actions"])
-        for (name, form), leaves in zip(forms.items(), parts, strict=True):
-            is_said = name != "actions" and _are_same(leaves, said)
-            if name == VERSION:
-                self._said.append([])
-            else:
-                tables = own if is_said or name == "actions" else self._table(form)
-                self.answers[name] = tables
-                self._said.append(None if is_said else tables)
-
-    def _table(self, form: ColumnForm) -> Leaves:
-        return form.table(len(self.lanes), self.length, self._memory.empty)
+    def add(self, part: PolicyPart) -> None:
+        """Count rows as those of the next step."""
+        self.steps += 1
+        if self.steps > self.length:
+            self.behind = part
 
 
-class BlockStep(Mapping[str, Tree]):
-    """The columns of one step of a block, as views that are made when they are read."""
-
-    __slots__ = ("_block", "_names", "_t")
-
-    def __init__(self, block: Block, t: int) -> None:
-        self._block, self._t = block, t
-        self._names = block.names
-
-    def __getitem__(self, name: str) -> Tree:
-        return self._block.column(name, self._t)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._names
-
-    def keys(self) -> KeysView[str]:
-        """Names of the columns, in order."""
-        return self._names.keys()
+_WIDE = 1 << 14  # bytes of one step's rows, from which on they are written to where the batch has them
+_NOT_IN_TABLES = {name for name, column in COLUMNS.items() if column.source in (Source.OUTCOME, Source.NONE)}
 
 
 def items(array: AnyArray, axes: int) -> AnyArray:
@@ -320,34 +258,21 @@ def items(array: AnyArray, axes: int) -> AnyArray:
     return found
 
 
-def _are_same(leaves: Leaves, others: Leaves) -> bool:
-    return len(leaves) == len(others) and all(map(is_, leaves, others))
-
-
-BoolArray = NDArray[np.bool_]
-
-
 @dataclass(slots=True)
-class Moment:
-    """A policy's rows that came together; or the remains of older moments, in which a lane may have several."""
+class PolicyPart:
+    """One policy's rows among those of a moment; the same object waits for the policy's answer."""
 
+    number: int  # the policy's, or `UNREAD`
     lanes: IntArray  # (n,) env * A + agent; ascending where they came together
-    ticks: IntArray | int  # the round they came in, or (n,)
-    env_t: IntArray  # (n,) env steps that their episodes had made by then
-    final: BoolArray | bool  # whether they are last rows, or (n,)
-    missing: BoolArray | None  # (n,) which last rows have no observation; None where there are no last rows
-    columns: Mapping[str, Tree]  # last rows may lack some that connectors add; empty where they are in a block
-    part: slice | None = None  # which rows of the columns these are; None: all
-    block: Block | None = None  # where the columns are, at step t
-    t: int = 0
+    columns: Mapping[str, Tree]  # nothing may write into their arrays; last rows may lack some that connectors add
+    part: Part = None  # which rows of the columns these are
     places: Where | None = None  # the lanes as a faster index
     spare: Rows | None = None  # the same rows in arrays that no other code has, which the policy is given once
 
     @classmethod
-    def none(cls) -> Moment:
+    def none(cls) -> PolicyPart:
         """No rows."""
-        nothing = np.zeros(0, np.int64)
-        return cls(nothing, 0, nothing, False, None, {})
+        return cls(UNREAD, np.zeros(0, np.int64), {})
 
     @property
     def where(self) -> Where:
@@ -357,44 +282,32 @@ class Moment:
     @property
     def rows(self) -> Rows:
         """The rows; nothing may write into their arrays."""
-        if self.block is not None:
-            return self.block.read_rows(self.t)
         return Rows.of_length({name: part_of(self.columns[name], self.part) for name in self.columns}, len(self.lanes))
 
     def given(self) -> Rows:
         """The rows for a policy, which may write into their arrays; each call gives others."""
         rows, self.spare = self.spare, None
-        if rows is not None:
-            return rows
-        if self.block is not None:  # whose arrays are those of a batch later
-            return PolicyRows(BlockStep(self.block, self.t), None, len(self.lanes))
-        return PolicyRows(self.columns, self.part, len(self.lanes))
+        return PolicyRows(self.columns, self.part, len(self.lanes)) if rows is None else rows
 
-    def column(self, name: str) -> Tree | None:
-        """Return one column; None if these rows do not have it."""
-        block = self.block
-        if block is None:
-            return part_of(self.columns[name], self.part) if name in self.columns else None
-        return block.column(name, self.t) if name in block.names else None
-
-    def take(self, mask: BoolArray) -> Moment:
-        """Some of the rows, which came together."""
+    def take(self, mask: BoolArray) -> PolicyPart:
+        """Some of the rows."""
         lanes = self.lanes[mask]
         if not len(lanes):
-            return Moment.none()
-        missing = None if self.missing is None else self.missing[mask]
-        columns = dict(self.rows.take(mask).items())
-        ticks = self.ticks if isinstance(self.ticks, int) else self.ticks[mask]
-        return Moment(lanes, ticks, self.env_t[mask], self.final, missing, columns)
+            return PolicyPart.none()
+        return PolicyPart(self.number, lanes, dict(self.rows.take(mask).items()))
 
-    def join(self, other: Moment) -> Moment:
-        """These rows, which wait for their policy, and others that do; in no round, as they came in several."""
+    def join(self, other: PolicyPart) -> PolicyPart:
+        """These rows, which wait for their policy, and others that do."""
         if not len(self.lanes):
             return other
-        lanes, env_t = (np.concatenate([getattr(one, name) for one in (self, other)]) for name in ("lanes", "env_t"))
+        lanes = np.concatenate([self.lanes, other.lanes])
         order = np.argsort(lanes, kind="stable")
         rows = Rows.concat(_with_masks([self.rows, other.rows])).take(order)
-        return Moment(lanes[order], 0, env_t[order], False, None, dict(rows.items()))
+        return PolicyPart(other.number, lanes[order], dict(rows.items()))
+
+
+UNREAD = -1
+"""Stands for policies whose rows are counted alone, and not read."""
 
 
 def _with_masks(parts: list[Rows]) -> list[Rows]:
@@ -409,18 +322,33 @@ def _with_masks(parts: list[Rows]) -> list[Rows]:
 
 
 @dataclass(slots=True)
-class Answers:
-    """A policy's answers to rows of ``lanes`` (n,); in order of time where a lane has several."""
+class Moment:
+    """Rows that came together, policy after policy; or the remains of older moments, where a lane may have several."""
 
+    lanes: IntArray  # (n,) env * A + agent
+    ticks: IntArray | int  # the round they came in, or (n,)
+    env_t: IntArray  # (n,) env steps that their episodes had made by then
+    eps_id: IntArray  # (n,)
+    final: BoolArray | bool  # whether they are last rows, or (n,)
+    missing: BoolArray | None  # (n,) which last rows have no observation; None where there are no last rows
+    parts: Sequence[PolicyPart]
+    numbers: IntArray | None = None  # (n,) each row's policy; None: the parts' rows are one after the other
+    by_time: bool = True  # whether the rows of a lane are in order; else those of a policy are
+
+
+@dataclass(slots=True)
+class PolicyAnswers:
+    """One policy's answers: leaves (n, …) for each of its `ColumnForms.answers`, as far as those were known then."""
+
+    number: int
     lanes: IntArray
-    columns: dict[str, Leaves]  # leaves (n, …); of those that are in a block, the version alone
-    block: Block | None = None  # where the others are, at step t
-    t: int = 0
+    leaves: Sequence[Leaves | None]
 
-    def leaves(self, name: str) -> Leaves | None:
-        """Leaves of one column; None where these answers do not have it."""
-        block = self.block
-        if block is None or name in self.columns:
-            return self.columns.get(name)
-        tables = block.answers.get(name)
-        return None if tables is None else [table[:, self.t] for table in tables]
+
+@dataclass(slots=True)
+class Answers:
+    """Answers that came together, policy after policy; or the remains of older ones."""
+
+    parts: Sequence[PolicyAnswers]
+    lanes: IntArray | None = None  # (n,) in order of time, and each one's policy; None: the parts', one after the other
+    numbers: IntArray | None = None

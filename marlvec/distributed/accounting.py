@@ -181,7 +181,7 @@ class Ledger:
         self.state = state._replace(entries=entries, lost=_more(state.lost, gone), lost_by=lost_by)
         return gone
 
-    def note_restart(self) -> None:
+    def record_restart(self) -> None:
         """Count a restart of a collector."""
         self.state = self.state._replace(restarts=self.state.restarts + 1)
 

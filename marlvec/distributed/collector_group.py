@@ -50,7 +50,7 @@ from marlvec.vector.settings import RestartBudget, RestartLimit
 class _Entry:
     content: PolicyChange
     change: Change  # the message to collectors
-    note: Callable[[], None] | None = None  # to call once it is confirmed; None after the call
+    on_confirmed: Callable[[], None] | None = None  # to call once it is confirmed; None after the call
     is_confirmed: bool = False  # a collector has made it; from then on all must make it
     error: BaseException | None = None  # the first collector's exception
 
@@ -67,10 +67,10 @@ class PolicyLog:
         self._entries: dict[int, _Entry] = {}
         self._count = 0
 
-    def add(self, content: PolicyChange, note: Callable[[], None]) -> int:
-        """Record a change that no collector has made yet; return its number. `note_confirmed` calls `note`."""
+    def add(self, content: PolicyChange, on_confirmed: Callable[[], None]) -> int:
+        """Record a change that no collector has made yet; return its number. `call_confirmed` calls `on_confirmed`."""
         number, self._count = self._count, self._count + 1
-        self._entries[number] = _Entry(content, Change(self._put(content)), note)
+        self._entries[number] = _Entry(content, Change(self._put(content)), on_confirmed)
         return number
 
     def drop(self, number: int) -> None:
@@ -81,12 +81,12 @@ class PolicyLog:
     def __getitem__(self, number: int) -> Change:
         return self._entries[number].change
 
-    def note_confirmed(self) -> None:
+    def call_confirmed(self) -> None:
         """Call the head's functions for changes that a collector has made."""
         for entry in self._entries.values():
-            if entry.is_confirmed and entry.note is not None:
-                entry.note()
-                entry.note = None
+            if entry.is_confirmed and entry.on_confirmed is not None:
+                entry.on_confirmed()
+                entry.on_confirmed = None
 
     def is_confirmed(self, number: int) -> bool:
         """Return whether a collector has made a change; raise the first collector's exception."""
@@ -157,7 +157,7 @@ class MergeRounds:
         self.merged: Mapping[str, tuple[Any, ...]] | None = None
         self.number = 0  # of merged rounds
 
-    def note_batch(self, indices: Collection[int]) -> None:
+    def record_batch(self, indices: Collection[int]) -> None:
         """Record that a batch begins, with requests to these collectors."""
         if self.every is None:
             return
@@ -514,7 +514,7 @@ class CollectorGroup:
             except UnsentError as unsent:
                 return unsent.raised
             except LostError as lost:
-                self._note_loss(collector, lost.reason, f"while it was built: {lost}", 0)
+                self._record_loss(collector, lost.reason, f"while it was built: {lost}", 0)
                 if begun > self._budget.limit.count:
                     more = f"Gave up: it was begun {begun} times in a row, one more than max_restarts allows."
                     raise self.death(collector, more) from lost
@@ -545,7 +545,7 @@ class CollectorGroup:
         pause = self._budget.try_restart(collector.index, text)
         if pause is None:
             raise self.death(collector, self._budget.history(collector.index))
-        self._ledger.note_restart()
+        self._ledger.record_restart()
         collector.why = None  # counted, even if Ctrl-C comes now
         time.sleep(pause)
 
@@ -692,11 +692,11 @@ class CollectorGroup:
         gone = self._ledger.lose([first], reason) + self._ledger.lose(rest, "after_a_loss")
         collector.tickets.clear()
         if collector.handle is not None:
-            self._note_loss(collector, reason, text, len(gone))
+            self._record_loss(collector, reason, text, len(gone))
         self._rounds.take(collector.index, None)
         collector.in_doubt = False
 
-    def _note_loss(self, collector: RemoteCollector, reason: LostReason, text: str, requests: int) -> None:
+    def _record_loss(self, collector: RemoteCollector, reason: LostReason, text: str, requests: int) -> None:
         self._engine.kill(collector.handle)
         collector.handle, collector.pid = None, None
         collector.why = None if reason == "interrupted" else (reason, text)

@@ -222,7 +222,7 @@ class Collectors(ProcessBound, StatefulCollectors, BatchSource):
         self._group.forget_delivered()
         self._restart_missing()
         self._plan.begin(goal, self._group.active)
-        self._rounds.note_batch(self._plan.asked(self._group.active))
+        self._rounds.record_batch(self._plan.asked(self._group.active))
         while True:
             self._ask(self._plan.requests(self._ledger, self._group.active), goal)
             chosen = self._plan.chosen(self._ledger, self.version)
@@ -475,11 +475,11 @@ class Collectors(ProcessBound, StatefulCollectors, BatchSource):
         parts = policy, agent_connectors, action_connectors, learner_connectors
         content = pickled(parts, f"policy {policy_id!r}, or a connector of it,")
 
-        def note() -> None:
+        def on_confirmed() -> None:
             known.add(policy_id, chains)
             self.metrics.policies = tuple(dict.fromkeys((*self.metrics.policies, policy_id)))
 
-        self._change(AddPolicy(policy_id, content, like, frozen, _mapping(policy_mapping)), note)
+        self._change(AddPolicy(policy_id, content, like, frozen, _mapping(policy_mapping)), on_confirmed)
 
     def remove_policy(self, policy_id: str, *, policy_mapping: PolicyMapping | None = None) -> None:
         """Remove a policy: each collector removes it once no running episode there uses it, without a further call.
@@ -500,16 +500,16 @@ class Collectors(ProcessBound, StatefulCollectors, BatchSource):
         self._check_open()
         self._policies.find(policy_id)
 
-        def note() -> None:
+        def on_confirmed() -> None:
             self._policies.remove(policy_id)
             self._rounds.forget(policy_id)
 
-        self._change(RemovePolicy(policy_id, _mapping(policy_mapping)), note)
+        self._change(RemovePolicy(policy_id, _mapping(policy_mapping)), on_confirmed)
 
     @property
     def policies(self) -> tuple[str, ...]:
         """Ids of the current policies."""
-        self._log.note_confirmed()
+        self._log.call_confirmed()
         return tuple(self._policies.ids)
 
     @property
@@ -526,20 +526,20 @@ class Collectors(ProcessBound, StatefulCollectors, BatchSource):
         self._check_open()
         given = TrainedPolicies(policies_to_train, self._policies.ids).given
 
-        def note() -> None:
+        def on_confirmed() -> None:
             self._policies.trained = given
 
-        self._change(TrainPolicies(pickled(given, "policies_to_train")), note)
+        self._change(TrainPolicies(pickled(given, "policies_to_train")), on_confirmed)
 
-    def _change(self, content: PolicyChange, note: Callable[[], None]) -> None:
+    def _change(self, content: PolicyChange, on_confirmed: Callable[[], None]) -> None:
         """Make a change in all collectors, first in one, then in the others.
 
-        `note` is called once the first collector has made it (twice if Ctrl-C comes meanwhile): from then on all make
-        it, even after Ctrl-C.
+        `on_confirmed` is called once the first collector has made it (twice if Ctrl-C comes meanwhile): from then on
+        all make it, even after Ctrl-C.
         """
         group, log = self._group, self._log
         self._await_changes()  # a collector may have made a change that Ctrl-C has undone
-        number = log.add(content, note)
+        number = log.add(content, on_confirmed)
         try:
             while not log.is_confirmed(number):
                 self._restart_missing()
@@ -548,7 +548,7 @@ class Collectors(ProcessBound, StatefulCollectors, BatchSource):
         except BaseException:
             log.drop(number)
             raise
-        log.note_confirmed()
+        log.call_confirmed()
         for index in group.active:
             group.send_changes(index)
         self._await_changes()
@@ -582,7 +582,7 @@ class Collectors(ProcessBound, StatefulCollectors, BatchSource):
         self._check_process("a call")
         if self._closed:
             raise ClosedError("these collectors are closed")
-        self._log.note_confirmed()  # Ctrl-C may have kept an earlier call from it
+        self._log.call_confirmed()  # Ctrl-C may have kept an earlier call from it
 
 
 def _plan(fragment: int | None, max_in_flight: int, max_policy_lag: int | None, *, sync: bool) -> Plan:

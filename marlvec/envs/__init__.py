@@ -4,6 +4,7 @@ from marlvec.envs.adapters.aec import AECAdapter
 from marlvec.envs.adapters.dicts import ParallelAdapter, RLlibAdapter
 from marlvec.envs.adapters.gymnasium import GymnasiumAdapter, JointAdapter
 from marlvec.envs.adapters.openspiel import OpenSpielEnv
+from marlvec.envs.adapters.textarena import TextArenaEnv
 from marlvec.envs.detect import adapt
 from marlvec.envs.env import MultiAgentEnv, Slot
 from marlvec.envs.spec import COMMON, AgentGroup, AutoresetMode, EnvSpec, Info
@@ -28,6 +29,7 @@ __all__ = [
     "RecordVideo",
     "SeedStream",
     "Slot",
+    "TextArenaEnv",
     "TimeLimit",
     "adapt",
 ]

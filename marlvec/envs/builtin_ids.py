@@ -13,7 +13,7 @@ from typing import Any
 
 import gymnasium
 
-from marlvec.envs.making import EnvEntry
+from marlvec.envs.recipes import EnvEntry
 from marlvec.envs.wrappers import SeedStream
 from marlvec.errors import UnknownEnvError
 
@@ -24,6 +24,7 @@ JAX = "jax"
 JAXMARL = "jaxmarl"
 JUMANJI = "jumanji"
 PGX = "pgx"
+TEXTARENA = "textarena"
 VMAS = "vmas"
 
 LIBRARIES = {
@@ -32,13 +33,15 @@ LIBRARIES = {
     JAXMARL: ("marlvec.vector.pools.jax_suites:JaxMarlWorld", "env_id", "jaxmarl"),
     JUMANJI: ("marlvec.vector.pools.jax_suites:JumanjiWorld", "env_id", "jumanji"),
     PGX: ("marlvec.vector.pools.jax_suites:PgxWorld", "game", "pgx"),
+    TEXTARENA: ("marlvec.envs.adapters.textarena:TextArenaEnv", "game", "textarena"),
     VMAS: ("marlvec.vector.pools.vmas:build", "scenario", "vmas"),
 }
 """Families whose libraries have their own ids: entry point, name of the argument for the id, and required package."""
 
 BRAX_ENVS = ("ant_4x2", "halfcheetah_6x1", "hopper_3x1", "humanoid_9|8", "walker2d_2x3")
 """Those of JaxMARL's envs that need Brax."""
-_JAX_ENVS = {
+_LONGEST_TEXT_GAME = 400  # answers: two of textarena's games never end once a player was put out
+_LISTED = {
     JAXMARL: """
         MPE_simple_v3 MPE_simple_adversary_v3 MPE_simple_crypto_v3 MPE_simple_facmac_v1 MPE_simple_facmac_3a_v1
         MPE_simple_facmac_6a_v1 MPE_simple_facmac_9a_v1 MPE_simple_push_v3 MPE_simple_reference_v3
@@ -53,8 +56,25 @@ _JAX_ENVS = {
         2048 animal_shogi backgammon chess connect_four gardner_chess go_9x9 go_19x19 hex kuhn_poker leduc_holdem
         othello shogi sparrow_mahjong tic_tac_toe
     """,
+    TEXTARENA: """
+        2048-v0 Alquerque-v0 Bandit-v0 Battleship-v0 Blackjack-v0 Breakthrough-v0 Briscola-v0 Checkers-v0 Chess-v0
+        Chopsticks-v0 Codenames-v0 ColonelBlotto-v0 ConnectFour-v0 Countdown-v0 Crosswords-v0 Crusade-v0
+        Cryptarithm-v0 DontSayIt-v0 FifteenPuzzle-v0 FrozenLake-v0 GameOfPureStrategy-v0 GermanWhist-v0 Golf-v0
+        GuessTheNumber-v0 Hangman-v0 HighSociety-v0 IndianPoker-v0 IteratedMatchingPennies-v0
+        IteratedPrisonersDilemma-v0 IteratedRockPaperScissors-v0 IteratedStagHunt-v0 IteratedTwoThirdsAverage-v0
+        IteratedUltimatumGame-v0 KuhnPoker-v0 LetterAuction-v0 LiarsDice-v0 LightsOut-v0 LinesOfAction-v0
+        LogicPuzzle-v0 MarketEntryGame-v0 Mastermind-v0 MemoryGame-v0 Minesweeper-v0 NewRecruit-v0 Nim-v0
+        Othello-v0 PegJump-v0 PigDice-v0 Poker-v0 PublicGoodsGame-v0 QuantumTicTacToe-v0 ReverseTicTacToe-v0
+        RushHour-v0 SantoriniBaseFixed-v0 SecretMafia-v0 Secretary-v0 Set-v0 SettlersOfCatan-v0
+        SimpleBlindAuction-v0 SimpleNegotiation-v0 SimpleTak-v0 Slitherlink-v0 Snake-v0 Sokoban-v0
+        SpellingBee-v0 SpiteAndMalice-v0 Stratego-v0 Sudoku-v0 Surround-v0 Taboo-v0 Tak-v0 ThreeCardMonte-v0
+        ThreePlayerGOPS-v0 ThreePlayerIPD-v0 ThreePlayerTicTacToe-v0 TicTacToe-v0 TowerOfHanoi-v0
+        TruthAndDeception-v0 TwoDollar-v0 UltimateTexasHoldem-v0 UltimateTicTacToe-v0 WildTicTacToe-v0
+        WordChains-v0 WordLadder-v0 WordSearch-v0 Wordle-v0
+    """,
 }
-"""Envs of JAX suites, for lists alone: a short name never means one of these."""
+"""Envs of libraries with their own ids, for lists alone: a short name never means one of these. textarena's: one of
+each class that its wheel has whole, and that runs without a key of a model server."""
 
 _MPE = """
     collect_treasure_v1 simple_v3 simple_adversary_v3 simple_crypto_v3 simple_formation_v1 simple_line_v1
@@ -185,13 +205,20 @@ def library_entry(family: str, name: str) -> EnvEntry:
     extra, packages = family, [package]
     if family == JAXMARL and name in BRAX_ENVS:
         extra, packages = "brax", [package, "brax"]
-    arguments = {argument: name}
-    return EnvEntry(f"{family}/{name}", entry_point, arguments, family=family, extra=extra, packages=tuple(packages))
+    return EnvEntry(
+        f"{family}/{name}",
+        entry_point,
+        {argument: name},
+        family=family,
+        extra=extra,
+        packages=tuple(packages),
+        max_episode_steps=_LONGEST_TEXT_GAME if family == TEXTARENA else None,
+    )
 
 
-def jax_entries() -> list[EnvEntry]:
-    """Return the entries of the envs of JAX suites that are listed by name; `library_entry` accepts others, too."""
-    return [library_entry(family, name) for family, names in _JAX_ENVS.items() for name in names.split()]
+def listed_entries() -> list[EnvEntry]:
+    """Return the entries of libraries' envs that are listed by name; `library_entry` accepts others, too."""
+    return [library_entry(family, name) for family, names in _LISTED.items() for name in names.split()]
 
 
 def gymnasium_entry(env_id: str) -> EnvEntry:

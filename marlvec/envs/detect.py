@@ -3,31 +3,46 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import gymnasium
+import numpy as np
 from gymnasium.spaces import Space
 
 from marlvec.arguments import check_choice, signature_of
 from marlvec.envs.adapters.aec import AECAdapter
 from marlvec.envs.adapters.base import Adapter, missing_hint
 from marlvec.envs.adapters.dicts import ParallelAdapter, RLlibAdapter
-from marlvec.envs.adapters.gymnasium import AGENTS, GymnasiumAdapter, JointAdapter, has_joint_spaces
+from marlvec.envs.adapters.gymnasium import (
+    AGENTS,
+    GymnasiumAdapter,
+    JointAdapter,
+    MarlenvAdapter,
+    has_joint_spaces,
+    is_marlenv,
+)
 from marlvec.envs.env import MultiAgentEnv
 from marlvec.errors import ArgumentError, ContractError
 
 
-def adapt(env: Any, *, agents: str = "auto", lenient: bool = False) -> MultiAgentEnv:
+def adapt(env: Any, *, agents: str = "auto", lenient: bool = False, reward_weights: Any = None) -> MultiAgentEnv:
     """Wrap an env in the adapter for its API; a `MultiAgentEnv` is returned unchanged.
 
     The API is found by the env's base class, if its library is loaded; else by its attributes. If both are ambiguous (a
     dict env that could be PettingZoo's or RLlib's), return the adapter from your factory: it is passed through.
-    ``agents`` and ``lenient`` are as in `marlvec.make`.
+
+    Args:
+        env: An env.
+        agents: As in `marlvec.make`.
+        lenient: As in `marlvec.make`. An env whose spaces are missing is reset once, without a seed, for they may exist
+            only then.
+        reward_weights: For rewards with one number per objective: (objectives,), or a dict of such lists by agent. The
+            reward is the weighted sum.
 
     Raises:
         ContractError: The env has none of these APIs.
-        ArgumentError: ``agents`` or ``lenient`` does not fit the env.
+        ArgumentError: ``agents``, ``lenient`` or ``reward_weights`` does not fit the env.
     """
     if agents != "auto":
         check_choice("agents", agents, AGENTS)
@@ -39,9 +54,24 @@ def adapt(env: Any, *, agents: str = "auto", lenient: bool = False) -> MultiAgen
                 f"lenient=True: expected an env without an adapter, and {env.name} has an adapter already; write "
                 f"adapt(env, lenient=True) there"
             )
+        if reward_weights is not None:
+            raise ArgumentError(f"reward_weights: expected an env without an adapter, and {env.name} has one already")
         return env
     if env is None or isinstance(env, (type, gymnasium.vector.VectorEnv)):
         _refuse(env)
+    try:
+        made = _adapter_of(env, agents, lenient)
+    except (ContractError, ArgumentError):
+        if not lenient or not _has_methods(env, "reset", "step"):
+            raise
+        env.reset()
+        made = _adapter_of(env, agents, lenient)
+    if reward_weights is not None:
+        made.reward_weights, made.plain_rewards = _weights_of(reward_weights, made), frozenset()
+    return made
+
+
+def _adapter_of(env: Any, agents: str, lenient: bool) -> Adapter:
     adapter = next((adapter for matches, adapter in _KINDS if matches(env)), _refuse)
     if adapter is GymnasiumAdapter and has_joint_spaces(env, agents):
         adapter = JointAdapter
@@ -52,6 +82,21 @@ def adapt(env: Any, *, agents: str = "auto", lenient: bool = False) -> MultiAgen
     made = adapter(env)
     made.is_lenient = lenient
     return made
+
+
+def _weights_of(weights: Any, adapter: Adapter) -> dict[Any, Any]:
+    """Return an array of weights for each agent."""
+    table = weights if isinstance(weights, Mapping) else dict.fromkeys(adapter.ids, weights)
+    try:
+        found = {agent: np.asarray(table[agent], np.float64) for agent in adapter.ids}
+        if all(one.ndim == 1 and one.size and np.isfinite(one).all() for one in found.values()):
+            return found
+    except (KeyError, TypeError, ValueError):
+        pass
+    raise ArgumentError(
+        f"reward_weights: expected a list of finite numbers, one for each objective, or a dict of such lists by agent, "
+        f"got {weights!r}"
+    )
 
 
 def _derives_from(env: Any, name: str) -> bool:
@@ -112,11 +157,12 @@ def _refuse(env: Any) -> NoReturn:
             hint = missing_hint("observation_spaces = {agent: space, …} and self.action_spaces")
             got += f", which has neither possible_agents nor observation_spaces{hint}"
     raise ContractError(
-        "expected an env in one of four forms: "
+        "expected an env in one of five forms: "
         "PettingZoo Parallel (possible_agents, observation_space(agent), reset, step(dict)); "
         "PettingZoo AEC (agent_selection, observe, last, step(action)); "
         "Gymnasium (observation_space, action_space, reset, step(action)), of one agent or several; "
         "RLlib-style (observation_spaces or get_observation_space(agent), step(dict) with '__all__'); "
+        "marlenv's MARLEnv; "
         f"or a marlvec.envs MultiAgentEnv. Got {got}"
     )
 
@@ -129,6 +175,7 @@ _KINDS: Sequence[tuple[Callable[[Any], bool], Callable[[Any], Adapter]]] = (
     (lambda env: not isinstance(env, gymnasium.Env) and _is_functional(env), _refuse_functional),
     (_derives_from_rllib, RLlibAdapter),
     (lambda env: isinstance(env, gymnasium.Env), GymnasiumAdapter),
+    (is_marlenv, MarlenvAdapter),
     # By attributes.
     (lambda env: not _has_methods(env, "reset", "step"), _refuse),
     (lambda env: _has_methods(env, "last", "observe", "agent_iter"), AECAdapter),

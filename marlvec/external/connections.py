@@ -194,7 +194,7 @@ class Connection:
                     break
                 if not self._parts:  # no message is incomplete
                     begun = now
-            if self._note_end():
+            if self._check_ended():
                 messages = messages if not protocol.parser_exc else []
             self._flush(now)
         has_rest = bool(protocol.reader.buffer) or bool(self._parts)
@@ -232,7 +232,7 @@ class Connection:
         self._parts, self._parts_bytes = [], 0
         return whole
 
-    def _note_end(self) -> bool:
+    def _check_ended(self) -> bool:
         """Return whether the WebSocket protocol has ended."""
         protocol = self._protocol
         if protocol.parser_exc is not None or protocol.handshake_exc is not None or protocol.close_expected():

@@ -27,7 +27,7 @@ from marlvec.connectors.action.valid_actions import EXECUTED, EXECUTED_MISSING
 from marlvec.env_ids import EnvIds, Options
 from marlvec.envs.detect import adapt
 from marlvec.envs.env import MultiAgentEnv, Slot
-from marlvec.envs.making import write_recipes
+from marlvec.envs.recipes import write_recipes
 from marlvec.envs.spec import EnvSpec, Info
 from marlvec.envs.wrappers import check_limit
 from marlvec.errors import (
@@ -53,7 +53,7 @@ from marlvec.vector.buffers import Buffers
 from marlvec.vector.calls import CallEvent, exclusive
 from marlvec.vector.cores import MANY_ENVS, check_num_envs
 from marlvec.vector.in_process import InProcessVectorEnv
-from marlvec.vector.infos import Report
+from marlvec.vector.infos import ShardReport
 from marlvec.vector.settings import LONGEST_WAIT, Settings
 from marlvec.vector.shard import Shard
 from marlvec.vector.vector_step import VectorStep
@@ -293,14 +293,16 @@ class ExternalVectorEnv(InProcessVectorEnv):
             raise
         return bool(taken)
 
-    def _run(self, operation: str, env_ids: NDArray[np.int64], arguments: tuple[Sequence[Any], ...]) -> Report | None:
+    def _run(
+        self, operation: str, env_ids: NDArray[np.int64], arguments: tuple[Sequence[Any], ...]
+    ) -> ShardReport | None:
         return self._shard.do(operation, env_ids.tolist(), arguments)
 
     def _forget_requests(self) -> bool:
         return False  # simulators still work on their requests
 
-    def _write(self, taken: Sequence[tuple[int, ExternalRow | None]]) -> Report:
-        report = Report()
+    def _write(self, taken: Sequence[tuple[int, ExternalRow | None]]) -> ShardReport:
+        report = ShardReport()
         first: list[int] = []
         steps: list[int] = []
         for i, row in taken:
@@ -316,7 +318,7 @@ class ExternalVectorEnv(InProcessVectorEnv):
             report.update(self._shard.step(steps))
         return report
 
-    def _write_lost(self, i: int, reason: BaseException | None, report: Report) -> None:
+    def _write_lost(self, i: int, reason: BaseException | None, report: ShardReport) -> None:
         """Write a row for a lost episode or, without a reason, for an empty slot."""
         buffers = self._buffers
         alive = buffers.alive[i].copy()
@@ -331,7 +333,7 @@ class ExternalVectorEnv(InProcessVectorEnv):
             summary = f"{type(reason).__name__}: {reason}"
             report.faults[i] = Failure(i, "episode", summary, "", reason)
             if not isinstance(reason, (ClosedError, EpisodeCut)):  # dropped on purpose
-                self._fault_log.note([i], [i], "episode", summary, "lose", quiet=False)
+                self._fault_log.add([i], [i], "episode", summary, "lose", quiet=False)
 
     def _shut_down(self, timeout: float) -> None:
         self._exchange.close()

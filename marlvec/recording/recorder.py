@@ -163,7 +163,7 @@ class Recorder(ProcessBound, ClosingCallback):
                 self._envs, kept = read_schema(self.folder)
                 self._notes = kept | self._notes
             if envs is not None:
-                self._note_envs(envs)
+                self._set_envs(envs)
         except BaseException:
             self._finalizer.detach()
             os.close(handle)
@@ -192,7 +192,7 @@ class Recorder(ProcessBound, ClosingCallback):
 
     def on_collector_created(self, collector: Any) -> None:
         self._check_open("a collector was built with it")
-        self._note_envs(collector.envs)
+        self._set_envs(collector.envs)
         policies = {name: type(policy).__name__ for name, policy in collector.policies.items()}
         about = {"num_envs": collector.envs.num_envs, "seed": collector.seed, "policies": policies}
         self._about.setdefault("collectors", []).append(about | {"batch_mode": collector.batch_mode})
@@ -341,7 +341,7 @@ class Recorder(ProcessBound, ClosingCallback):
                     )
                 return
 
-    def _note_envs(self, envs: VectorEnv) -> None:
+    def _set_envs(self, envs: VectorEnv) -> None:
         described = describe_envs(envs)
         if self._envs is not None:
             check_same_envs(self._envs, described, self.folder)
@@ -543,7 +543,7 @@ class PartWriter:
             f"{what}, and call again"
         )
 
-    def _note_close(self) -> None:
+    def _mark_closed(self) -> None:
         if self.session is None or self._manifest.sessions[self.session].closed:
             return
         self._append([{"close": self.session, "parts": len(self._manifest.parts)}])
@@ -557,7 +557,7 @@ class PartWriter:
 
     def _close_now(self) -> None:
         try:
-            self._note_close()
+            self._mark_closed()
         except OSError as error:
             raise self.cannot_write(error) from error
 
@@ -632,7 +632,7 @@ class PartWriter:
                     self._changed.notify_all()
             if self._closes_itself:
                 self._publish()
-                self._persist(self._note_close)
+                self._persist(self._mark_closed)
                 self._close_handle()
         except BaseException as error:
             with self._changed:

@@ -10,7 +10,7 @@ import re
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from reprlib import repr as short
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar, overload
 
 import numpy as np
 from gymnasium import spaces
@@ -18,6 +18,7 @@ from gymnasium.error import Error
 from gymnasium.spaces import GraphInstance
 from numpy.typing import NDArray
 
+from marlvec.arguments import signature_of
 from marlvec.errors import (
     AlreadyRegisteredError,
     ArgumentError,
@@ -57,7 +58,10 @@ def encode(value: Any, where: str) -> Any:
     if isinstance(value, np.dtype) and np.dtype(value.str) == value:
         return {"$dtype": value.str}
     if isinstance(value, spaces.Space):
-        return {"$space": kind.__name__, "args": encode(_space_arguments(value, where), where)}
+        return {
+            "$space": _KIND_NAMES.get(kind) or OWN_SPACES.name_of(kind),
+            "args": encode(_space_arguments(value, where), where),
+        }
     if CLASSES.name_of(kind) is not None:
         return {"$connector": value.to_config()}
     if callable(value):
@@ -165,11 +169,15 @@ CLASSES: NameTable[type[Any]] = NameTable("connector", "@register_connector")
 FUNCTIONS: NameTable[Callable[..., Any]] = NameTable("function", "@register_function")
 """Functions that connectors take as arguments, by `register_function`."""
 
+OWN_SPACES: NameTable[type[Any]] = NameTable("space class", "@register_space")
+"""Users' classes of spaces, by `register_space`."""
+
 
 def _make_space(kind: str, arguments: Sequence[Any]) -> spaces.Space[Any]:
     """Make a space from the name of its class and its arguments; `ArgumentError` if these are invalid."""
+    together = _KINDS[_NAMES[kind]].together if kind in _NAMES else OWN_SPACES.find(kind)
     try:
-        return _KINDS[_NAMES[kind]].together(*arguments)
+        return together(**arguments) if isinstance(arguments, dict) else together(*arguments)
     except (LookupError, TypeError, ValueError, AssertionError, AttributeError, ArithmeticError, Error) as error:
         raise ArgumentError(f"cannot make a {short(kind)} from {short(arguments)}: {error!r:.300}") from error
 
@@ -249,20 +257,92 @@ _KINDS: dict[type[spaces.Space[Any]], _Kind] = {
     spaces.Graph: _Kind(lambda s: [s.node_space, s.edge_space], spaces.Graph),
 }
 _NAMES = {kind.__name__: kind for kind in _KINDS}
+_KIND_NAMES = {kind: name for name, kind in _NAMES.items()}
+
+S = TypeVar("S", bound=type[spaces.Space[Any]])
 
 
-def _space_arguments(space: spaces.Space[Any], where: str) -> list[Any]:
-    """Return a space's arguments for `_make_space`; subspaces stay spaces."""
-    kind = _KINDS.get(type(space))
-    if kind is None:
-        raise SerialisationError(
-            f"{where} is a {type(space).__name__}; only Gymnasium's own spaces and marlvec.spaces.AnyText can be "
-            f"saved: use one of them, and a connector or wrapper that converts its values"
+@overload
+def register_space(cls: S, *, name: str | None = None) -> S: ...
+
+
+@overload
+def register_space(cls: None = None, *, name: str | None = None) -> Callable[[S], S]: ...
+
+
+def register_space(cls: S | None = None, *, name: str | None = None) -> S | Callable[[S], S]:
+    """Register your own class of spaces for files: ``@register_space``, or as a call.
+
+    Checkpoints, pools of opponents, policies' files and recordings then hold such a space by this name, with the
+    arguments of its constructor: store each under its name (``seed`` need not be stored). Spaces are compared by their
+    ``==``, without one by their attributes. Register the class also where the files are read.
+
+    Args:
+        cls: The class; set by the decorator.
+        name: Its name in files, which must stay as long as they are read; None: the class's name.
+
+    Returns:
+        The class, unchanged.
+
+    Raises:
+        AlreadyRegisteredError: The name belongs to another class, e.g. one of Gymnasium's, or the class has another
+            name.
+        ArgumentError: ``cls`` is not a class of spaces.
+    """
+    if cls is None:
+        return lambda decorated: register_space(decorated, name=name)
+    if not (isinstance(cls, type) and issubclass(cls, spaces.Space)):
+        raise ArgumentError(f"expected a class derived from gymnasium.spaces.Space, got {cls!r}")
+    if cls in _KINDS or (cls.__name__ if name is None else name) in _NAMES:
+        raise AlreadyRegisteredError(
+            f"{cls.__name__ if name is None else name!r} is a space that marlvec saves already; register another "
+            f"class, with another name=..."
         )
-    arguments = list(kind.apart(space))
-    if (difference := describe_difference(space, kind.together(*arguments))) is not None:
+    OWN_SPACES.add(cls, name)
+    return cls
+
+
+def _space_arguments(space: spaces.Space[Any], where: str) -> list[Any] | dict[str, Any]:
+    """Return a space's arguments for `_make_space`; subspaces stay spaces."""
+    cls = type(space)
+    kind = _KINDS.get(cls)
+    if kind is not None:
+        arguments = list(kind.apart(space))
+        again = kind.together(*arguments)
+    elif OWN_SPACES.name_of(cls) is not None:
+        return _own_arguments(space, where)
+    else:
+        raise SerialisationError(
+            f"{where} is a {cls.__name__}, which is not registered: write @marlvec.register_space over the class, also "
+            f"where it is read back; or use one of Gymnasium's spaces or marlvec.spaces.AnyText"
+        )
+    if (difference := describe_difference(space, again)) is not None:
         raise SerialisationError(f"{where} would be another space when read back: {difference}")
     return arguments
+
+
+def _own_arguments(space: spaces.Space[Any], where: str) -> dict[str, Any]:
+    """Return the arguments of a space of a registered class, by name."""
+    cls = type(space)
+    found, lost = {}, []
+    for name, parameter in signature_of(cls).parameters.items():
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
+            lost.append(str(parameter))
+        elif hasattr(space, name) and not (name == "seed" and callable(space.seed)):
+            found[name] = getattr(space, name)
+        elif name != "seed":
+            lost.append(name)
+    if lost:
+        raise SerialisationError(
+            f"{where} is a {cls.__name__}: expected attributes named like the arguments of its constructor, got none "
+            f"for {', '.join(lost)}: store them"
+        )
+    if (difference := describe_difference(space, cls(**found))) is not None:
+        raise SerialisationError(
+            f"{where} would be another space when read back: {difference}; give {cls.__name__} an __eq__, or store its "
+            f"arguments unchanged"
+        )
+    return found
 
 
 # --- files

@@ -45,7 +45,7 @@ _T = TypeVar("_T", bound=Trial)
 def check_batched(trial: EpisodeTrial) -> None:
     """All rows in one call give what each row (each env, with across_agents) gives in a call of its own."""
     for training in trial.modes:
-        _in_parts(trial, training, lambda moment: trial.alone(moment.rows), "in a call of its own", _ACROSS)
+        _in_parts(trial, training, lambda step: trial.alone(step.rows), "in a call of its own", _ACROSS)
 
 
 def check_config(trial: Trial) -> None:
@@ -64,20 +64,20 @@ def check_copy(trial: Trial) -> None:
     with trial.report.asking("copy.deepcopy()"):
         twin = trial.driver(copy.deepcopy(player.piece))
     held = copy.deepcopy(player.piece.state_dict())
-    outs = [twin.see(moment) for moment in trial.after]
+    outs = [twin.see(step) for step in trial.after]
     hint = "a copy must share nothing that changes with the original"
     trial.report.same(held, player.piece.state_dict(), "the state after a deep copy was used", hint)
-    for k, (moment, out) in enumerate(zip(trial.after, outs, strict=True), trial.cut):
-        trial.report.compare(player.see(moment), out, k, "from a deep copy", hint)
+    for k, (step, out) in enumerate(zip(trial.after, outs, strict=True), trial.cut):
+        trial.report.compare(player.see(step), out, k, "from a deep copy", hint)
 
 
 def check_empty(trial: EpisodeTrial) -> None:
     """A call without rows returns none, in the same columns, and changes nothing."""
     player = trial.player()
-    for moment in trial.moments():
-        out = player.see(moment)
+    for step in trial.steps():
+        out = player.see(step)
         state = player.piece.state_dict()
-        none = player.call(moment.rows.take(np.zeros(0, np.int64)))
+        none = player.call(step.rows.take(np.zeros(0, np.int64)))
         for name, column in out.items():
             if name not in none:
                 trial.report.broken("the columns of no rows", f"{name!r} among them", str(list(none.keys())))
@@ -88,7 +88,7 @@ def check_empty(trial: EpisodeTrial) -> None:
 def check_first(trial: EpisodeTrial) -> None:
     """A row with ``first`` set begins an episode, even without a reset()."""
     envs, others = (tuple(range(first, trial.num_envs, 2)) for first in (0, 1))
-    pairs = zip(trial.moments(seed=_AFTER_CUT), trial.after, strict=False)
+    pairs = zip(trial.steps(seed=_AFTER_CUT), trial.after, strict=False)
     turned = [new.of_envs(envs).beside(old.of_envs(others)) for new, old in pairs]
     _compare_reset(trial, turned, envs, lambda player: None, "as at an episode's beginning", _FIRST)
 
@@ -98,11 +98,11 @@ def check_hand_over(trial: EpisodeTrial) -> None:
     both, *pair = (trial.driver(trial.piece()) for _ in range(3))
     pieces = [player.piece for player in pair]
     handed: list[Any] = []
-    for k, moment in enumerate(trial.before):
-        both.see(moment)
+    for k, step in enumerate(trial.before):
+        both.see(step)
         for i, player in enumerate(pair):
-            player.watch(_share(trial, [moment], i))
-        if k % 3 == 0:  # another moment comes before the states are merged
+            player.watch(_share(trial, [step], i))
+        if k % 3 == 0:  # another step comes before the states are merged
             handed = _handed(trial, pieces)
             if not trial.learns and has_leaves(handed):
                 expected = "{}, as merge_states() gives nothing"
@@ -127,21 +127,21 @@ def check_inputs(trial: Trial) -> None:
     """Input arrays are neither written to nor kept: the caller may overwrite them after the call."""
     hint = "copy an array before you write to it"
     player, quiet = trial.player(), trial.player()
-    for k, moment in enumerate(trial.fresh_moments()):
-        expected = quiet.see(TrialStep(_copy_rows(moment.rows), _copy_rows(moment.answer), moment.over))
-        rows = _copy_rows(moment.rows)
+    for k, step in enumerate(trial.fresh_steps()):
+        expected = quiet.see(TrialStep(_copy_rows(step.rows), _copy_rows(step.answer), step.over))
+        rows = _copy_rows(step.rows)
         out = player.call(rows)
-        _untouched(trial, moment.rows, rows, k, hint)
+        _untouched(trial, step.rows, rows, k, hint)
         held = _copy_rows(out)
         _overwrite(rows)
         trial.report.compare(expected, held, k, "whatever became of earlier calls' arrays", "keep copies of arrays")
-        answered = player.answered(held, moment)
+        answered = player.answered(held, step)
         rows = _copy_rows(answered)
         player.show_answer(rows)
         _untouched(trial, answered, rows, k, hint)
         _overwrite(rows)
-        if moment.over:
-            player.reset(list(moment.over))
+        if step.over:
+            player.reset(list(step.over))
 
 
 def check_inside(trial: EpisodeTrial) -> None:
@@ -149,15 +149,15 @@ def check_inside(trial: EpisodeTrial) -> None:
     column, space = ("actions_for_env", trial.space) if trial.acts else ("obs", trial.outer)
     for training in trial.both:
         player = trial.player(training=training)
-        for k, moment in enumerate(trial.moments()):
-            out = player.see(moment)
+        for k, step in enumerate(trial.steps()):
+            out = player.see(step)
             if column not in out:
                 trial.report.broken("the columns that come out", f"{column!r} among them", str(list(out.keys())))
             found = outsider(space, out[column], len(out), exact=not trial.acts)
             if found:
                 found = found._replace(path=f"{column}/{found.path}" if found.path else column)
                 hint = "" if trial.acts else "output_space() must say what comes out"
-                trial.report.broken(f"moment {k}, {place(found, out)}", found.expected, found.got, hint)
+                trial.report.broken(f"step {k}, {place(found, out)}", found.expected, found.got, hint)
 
 
 def check_learning(trial: EpisodeTrial) -> None:
@@ -171,12 +171,12 @@ def check_learning(trial: EpisodeTrial) -> None:
         "from rows in another order": lambda m: [rng.permutation(len(m.rows))],
         "from rows in two calls": lambda m: _halves(trial, m, rng),
     }
-    whole = trial.player(training=True).watch(trial.moments())
+    whole = trial.player(training=True).watch(trial.steps())
     expected = trial.first_learnt(whole.piece, trial.merged(whole.piece))
     for way, parts in ways.items():
         player = trial.player(training=True)
-        for moment in trial.moments():
-            player.see_parts(moment, parts(moment))
+        for step in trial.steps():
+            player.see_parts(step, parts(step))
         got = trial.first_learnt(player.piece, trial.merged(player.piece))
         trial.report.same_learnt(expected, got, f"what is learnt {way}", "each row counts once")
 
@@ -200,9 +200,9 @@ def check_merge(trial: EpisodeTrial) -> None:
     plain = trial.driver(copy.deepcopy(one.piece), training=False)
     trial.load(plain.piece, trial.merged(one.piece))
     hint = "loading a merged state leaves running episodes alone"
-    for k, moment in enumerate(_share(trial, trial.after, 0), trial.cut):
+    for k, step in enumerate(_share(trial, trial.after, 0), trial.cut):
         condition = "after loading its own merged state"
-        trial.report.compare(one.see(moment), plain.see(moment), k, condition, hint, near=True)
+        trial.report.compare(one.see(step), plain.see(step), k, condition, hint, near=True)
 
 
 def check_mode(trial: EpisodeTrial) -> None:
@@ -216,8 +216,8 @@ def check_mode(trial: EpisodeTrial) -> None:
         if wrong := [piece for piece in with_inner(player.piece) if piece.training is not training]:
             trial.report.broken(f"training of {wrong[0].name} after {name}()", str(training), str(wrong[0].training))
     learnt = copy.deepcopy(trial.merged(player.piece))
-    now = trial.merged(player.watch(trial.moments()).piece)
-    trial.report.same(learnt, now, "what was learnt, after a story in eval", "freeze it in eval()")
+    now = trial.merged(player.watch(trial.steps()).piece)
+    trial.report.same(learnt, now, "what was learnt, after episodes in eval", "freeze it in eval()")
 
 
 def check_order(trial: EpisodeTrial) -> None:
@@ -232,10 +232,10 @@ def check_outputs(trial: Trial) -> None:
     """Later calls do not write to returned arrays."""
     player = trial.player()
     before: list[tuple[Rows, Rows]] = []
-    for moment in trial.moments():
+    for step in trial.steps():
         for k, (out, held) in enumerate(before):
             trial.report.compare(held, out, k, "as when it was returned", "return copies of what is remembered")
-        out = player.see(moment)
+        out = player.see(step)
         before.append((out, _copy_rows(out)))
 
 
@@ -243,9 +243,9 @@ def check_repeat(trial: Trial) -> None:
     """Two equal connectors with the same input return the same, bit for bit."""
     for training in trial.both:
         one, two = (trial.player(training=training) for _ in range(2))
-        for k, moment in enumerate(trial.moments()):
+        for k, step in enumerate(trial.steps()):
             hint = "draw random numbers with RowRandom, and share nothing between instances"
-            trial.report.compare(one.see(moment), two.see(moment), k, "from one made alike", hint)
+            trial.report.compare(one.see(step), two.see(step), k, "from one made alike", hint)
 
 
 def check_reset(trial: EpisodeTrial) -> None:
@@ -271,7 +271,7 @@ def check_reset(trial: EpisodeTrial) -> None:
 def check_rows(trial: Trial) -> None:
     """The output has the input's rows."""
     for training in trial.both:
-        trial.player(training=training).watch(trial.moments())
+        trial.player(training=training).watch(trial.steps())
 
 
 def check_setup(trial: EpisodeTrial) -> None:
@@ -293,7 +293,7 @@ def check_state(trial: Trial) -> None:
     """state_dict() is plain data and a copy; a connector that loads it continues bit for bit."""
     for training in trial.both:
         player = trial.player(training=training).watch(trial.before)
-        used = trial.player(training=training).watch(trial.moments(seed=_OTHER)[: trial.cut])
+        used = trial.player(training=training).watch(trial.steps(seed=_OTHER)[: trial.cut])
         used.reset(None)
         state = _plain_state(trial.report, player.piece)
         held = copy.deepcopy(state)
@@ -311,26 +311,25 @@ def check_state(trial: Trial) -> None:
 def check_subsets(trial: EpisodeTrial) -> None:
     """Other rows in the call, and other envs and agents, make no difference; resets are checked elsewhere."""
     rng = np.random.default_rng(0)
-    moments = [TrialStep(moment.rows, moment.answer) for moment in trial.moments()]
+    steps = [TrialStep(step.rows, step.answer) for step in trial.steps()]
     for training in trial.modes:
         _in_parts(trial, training, lambda m: _halves(trial, m, rng), "in a call without the others", _ACROSS)
         player = trial.player(training=training)
-        whole = [player.see(moment) for moment in moments]
+        whole = [player.see(step) for step in steps]
         ways = {
-            f"where there is only env {env}": [moment.of_envs((env,)) for moment in moments]
-            for env in range(trial.num_envs)
+            f"where there is only env {env}": [step.of_envs((env,)) for step in steps] for env in range(trial.num_envs)
         }
         if not trial.across:
             ways |= {
-                f"where there is only agent {agent}": [m.take(m.rows.agent_index == agent) for m in moments]
+                f"where there is only agent {agent}": [m.take(m.rows.agent_index == agent) for m in steps]
                 for agent in range(len(trial.agents))
             }
         for condition, some in ways.items():
             player = trial.player(training=training)
-            for k, moment in enumerate(some):
-                mine = set(keys_of(moment.rows))
+            for k, step in enumerate(some):
+                mine = set(keys_of(step.rows))
                 chosen = np.array([key in mine for key in keys_of(whole[k])], np.bool_)
-                _compare(trial, whole[k].take(chosen), [player.see(moment)], k, condition, _ACROSS)
+                _compare(trial, whole[k].take(chosen), [player.see(step)], k, condition, _ACROSS)
 
 
 _CHECKS: dict[str, Callable[[EpisodeTrial], None]] = {
@@ -358,7 +357,7 @@ _CHECKS: dict[str, Callable[[EpisodeTrial], None]] = {
 
 def check_empty_batch(trial: BatchTrial) -> None:
     """A call without rows returns none, in the same columns."""
-    player, rows = trial.player(), trial.moments()[0].rows
+    player, rows = trial.player(), trial.steps()[0].rows
     out, none = player.call(rows), player.call(rows.take(slice(0, 0)))
     if len(none):
         trial.report.broken("the rows that come out of none", "none", str(len(none)))
@@ -369,10 +368,10 @@ def check_empty_batch(trial: BatchTrial) -> None:
 def check_fragment_order(trial: BatchTrial) -> None:
     """The order of fragments makes no difference."""
     whole, turned = trial.player(), trial.player()
-    for k, moment in enumerate(trial.moments()):
-        unrolls = _unrolls(moment.rows)
-        turn = [np.flatnonzero(moment.rows.unroll_id == unroll) for unroll in unrolls[::-1]]
-        expected, got = whole.see(moment), turned.see(moment.take(np.concatenate(turn)))
+    for k, step in enumerate(trial.steps()):
+        unrolls = _unrolls(step.rows)
+        turn = [np.flatnonzero(step.rows.unroll_id == unroll) for unroll in unrolls[::-1]]
+        expected, got = whole.see(step), turned.see(step.take(np.concatenate(turn)))
         if "unroll_id" not in expected or expected["unroll_id"].shape[:1] != (len(expected),):
             return  # rows cannot be identified
         number = [out["unroll_id"].reshape(len(out), -1)[:, 0] for out in (expected, got)]
@@ -388,9 +387,9 @@ def check_fragments(trial: BatchTrial) -> None:
     if whole.piece.across_agents:
         return
     condition = "each fragment as in a call of its own"
-    for k, moment in enumerate(trial.moments()):
-        expected = whole.see(moment)
-        parts = single.see_parts(moment, [np.flatnonzero(moment.rows.unroll_id == u) for u in _unrolls(moment.rows)])
+    for k, step in enumerate(trial.steps()):
+        expected = whole.see(step)
+        parts = single.see_parts(step, [np.flatnonzero(step.rows.unroll_id == u) for u in _unrolls(step.rows)])
         try:
             apart = Rows.concat(parts)
         except ValueError as error:
@@ -444,10 +443,10 @@ def check_connector(
     columns: Mapping[str, ColumnLike] | None = None,
     seed: int = 0,
 ) -> None:
-    """Play sampled episodes (stories) to a connector or a pipeline, and check all that it returns.
+    """Play sampled episodes to a connector or a pipeline, and check all that it returns.
 
-    A story has several envs whose episodes begin and end at different times; agents take turns, join late and leave
-    early; some episodes are lost. It is played to new connectors many times: in one call, row by row, in another order,
+    Several envs have episodes that begin and end at different times; agents take turns, join late and leave early; some
+    episodes are lost. They are played to new connectors many times: in one call, row by row, in another order,
     in parts, with a reset, from a state, on a copy. The checks:
 
     ============  ====================================================================================================
@@ -478,7 +477,7 @@ def check_connector(
     eval and what it learns in training. Results may differ in their last digits where sums are taken in another order;
     after a state, a copy or a setup they must be equal bit for bit.
 
-    On the learner side the stories are finished batches of fragments: ``batched`` calls it with one fragment at a time
+    On the learner side the episodes are finished batches of fragments: ``batched`` calls it with one fragment at a time
     (skipped with ``across_agents``), ``order`` reverses the fragments, and checks of spaces, modes and running episodes
     are skipped.
 
@@ -568,9 +567,9 @@ _ORDER = "where a row stands means nothing: go by env_id and agent_index"
 
 def _in_parts(trial: EpisodeTrial, training: bool, parts: Parts, condition: str, hint: str) -> None:
     whole, single = (trial.player(training=training) for _ in range(2))
-    for k, moment in enumerate(trial.moments()):
-        expected = whole.see(moment)
-        outs = single.see_parts(moment, parts(moment))
+    for k, step in enumerate(trial.steps()):
+        expected = whole.see(step)
+        outs = single.see_parts(step, parts(step))
         _compare(trial, expected, outs, k, condition, hint)
 
 
@@ -580,18 +579,18 @@ def _compare(trial: EpisodeTrial, whole: Rows, outs: list[Rows], k: int, conditi
     apart = {key for out in outs for key in keys_of(out)}
     if differ := sorted(there ^ apart):
         got, expected = ("a row", "none") if differ[0] in there else ("none", "a row")
-        trial.report.broken(f"moment {k}, (env, agent) {differ[0]}", f"{expected} as {condition}", got, hint)
+        trial.report.broken(f"step {k}, (env, agent) {differ[0]}", f"{expected} as {condition}", got, hint)
     for out in outs:
         wanted = set(keys_of(out))
         mine = whole.take(np.array([key in wanted for key in keys_of(whole)], np.bool_))
         trial.report.compare(out, mine, k, f"as {condition}", hint, near=True)
 
 
-def _halves(trial: EpisodeTrial, moment: TrialStep, rng: np.random.Generator) -> list[Any]:
+def _halves(trial: EpisodeTrial, step: TrialStep, rng: np.random.Generator) -> list[Any]:
     side = rng.random((trial.num_envs, len(trial.agents))) < 0.5
     if trial.across:
         side[:] = side[:, :1]
-    chosen = side[moment.rows.env_id, moment.rows.agent_index]
+    chosen = side[step.rows.env_id, step.rows.agent_index]
     return [np.flatnonzero(chosen), np.flatnonzero(~chosen)]
 
 
@@ -605,7 +604,7 @@ def _unrolls(rows: Rows) -> list[int]:
 def _untouched(trial: Trial, before: Rows, after: Rows, k: int, hint: str) -> None:
     names, others = list(before.keys()), list(after.keys())
     if names != others:
-        trial.report.broken(f"moment {k}, the columns that were given", str(names), str(others), "call rows.replace()")
+        trial.report.broken(f"step {k}, the columns that were given", str(names), str(others), "call rows.replace()")
     trial.report.compare(before, after, k, "as it was given", hint)
 
 
@@ -631,7 +630,7 @@ def _overwrite_array(array: NDArray[Any]) -> None:
         array[...] = np.asarray(101).astype(array.dtype)
 
 
-_OTHER = 3_000  # seed of a different story
+_OTHER = 3_000  # seed of different episodes
 _ALL = "state_dict() must hold all that it remembers"
 
 
@@ -679,9 +678,9 @@ def _odd(state: Any, path: str) -> str | None:
     return f"{type(state).__name__} at {path}"
 
 
-def _share(trial: EpisodeTrial, moments: list[TrialStep], i: int) -> list[TrialStep]:
-    """Return the moments of the envs that the first or second of two connectors sees."""
-    return [moment.of_envs(tuple(range(i, trial.num_envs, 2))) for moment in moments]
+def _share(trial: EpisodeTrial, steps: list[TrialStep], i: int) -> list[TrialStep]:
+    """Return the steps of the envs that the first or second of two connectors sees."""
+    return [step.of_envs(tuple(range(i, trial.num_envs, 2))) for step in steps]
 
 
 def _handed(trial: Trial, pieces: list[Connector]) -> list[Any]:
@@ -726,7 +725,7 @@ def _array(value: Any) -> Any:
     raise TypeError(f"{type(value).__name__} {value!r} is not JSON-able")
 
 
-_AFTER_CUT = 2_000  # seed of the story after the cut
+_AFTER_CUT = 2_000  # seed of the episodes after the cut
 _RESET = "reset() forgets all that is remembered of an env's running episodes, and of the envs it names only"
 _FIRST = "a row that has `first` begins an episode: nothing is remembered of the one before"
 
@@ -743,11 +742,11 @@ def _compare_reset(
     new, cut, uncut = trial.player(), *(trial.player().watch(trial.before) for _ in range(2))
     between(cut)
     rest = tuple(env for env in range(trial.num_envs) if env not in envs)
-    for k, moment in enumerate(after, trial.cut):
-        out = cut.see(moment)
+    for k, step in enumerate(after, trial.cut):
+        out = cut.see(step)
         for player, whose in ((new, envs), (uncut, rest)):
-            seen = player.see(moment)
+            seen = player.see(step)
             expected, got = (rows.take(np.isin(rows.env_id, whose)) for rows in (seen, out))
             if gone := [key for key in keys_of(expected) if key not in keys_of(got)]:
-                trial.report.broken(f"moment {k}, (env, agent) {gone[0]}", f"a row {condition}", "none", hint)
+                trial.report.broken(f"step {k}, (env, agent) {gone[0]}", f"a row {condition}", "none", hint)
             trial.report.compare(expected, got, k, condition, hint, near=True)

@@ -210,6 +210,7 @@ _OWN_PROCESS = (
     "with the same N twice"
 )
 _LOOK_AT = 200  # moments in which shared state is searched; a whole episode of most envs
+_MORE_SEEDS = 40  # begun in instances that have played: some envs depend on that in one of 20 seeds
 _REPEATS = frozenset({"seed", "reset", "shared_state"})
 
 
@@ -222,7 +223,7 @@ class EnvDifference(NamedTuple):
     got: str
 
     def add_to(self, findings: Findings, check: str, change: str = "") -> None:
-        findings.note(self.place, check, self.subject, self.expected, self.got, change)
+        findings.add_fault(self.place, check, self.subject, self.expected, self.got, change)
 
 
 def count_episodes(episodes: int, skip: frozenset[str]) -> int:
@@ -258,6 +259,8 @@ def check_repeats(
     if again is None and beside is None:
         if "seed" not in skip:
             _check_another_seed(first, trace, seed, findings)
+        if "reset" not in skip:
+            _check_more_seeds(first, second, range(seed + 1, seed + 1 + min(_MORE_SEEDS, len(trace) // 3)), findings)
         return
     apart = _difference(trace, second.play(episodes, seed), "a second instance")
     if apart is not None:
@@ -268,6 +271,28 @@ def check_repeats(
     elif beside is not None:
         moved = _shared_state_advice(first, second, _alternate(first, second, [], episodes, seed))
         beside.add_to(findings, "shared_state", f"{moved or CHECKS['shared_state']}. {_OWN_PROCESS}")
+
+
+def _check_more_seeds(first: Player, second: Player, seeds: range, findings: Findings) -> None:
+    """Begin an episode of each seed in two instances that were left differently; both must begin alike.
+
+    For envs in which only a few seeds depend on what was played before, as in lbforaging 2.0, whose players' last cells
+    are still taken while the new players are placed.
+    """
+    kept = [player.log.findings for player in (first, second)]
+    for player in (first, second):
+        player.log.divert(kept[0].new())  # what these resets break was reported before
+    found = None
+    for seed in seeds:
+        here = next(first.moments(1, seed))
+        next(second.moments(1, seed + _MORE_SEEDS))
+        there = next(second.moments(1, seed))
+        source = f"a second instance, which had played other episodes before (seed {seed})"
+        found = found or _difference([here], [there], source)
+    for player, own in zip((first, second), kept, strict=True):
+        player.log.divert(own)
+    if found is not None:
+        found.add_to(findings, "reset")
 
 
 def _process_states() -> dict[str, int | None]:
@@ -417,7 +442,8 @@ def check_env(
                       module, ``np.random`` and ``random``, shared objects
     ``seed``          the same seed gives the same episodes in a second instance; if the env is random, another seed
                       gives others
-    ``reset``         the same seed gives them in the same instance, reset again
+    ``reset``         the same seed gives them in the same instance, reset again; and up to 40 more seeds begin alike
+                      in instances that have played different episodes
     ``life``          an ended agent leaves, sends no more data and does not return; no agent leaves without a flag
     ``agents``        agents are in ``possible_agents``, once each
     ``keys``          every dict has exactly the agents of the step as keys
@@ -524,7 +550,7 @@ def _listed(found: list[Finding]) -> str:
 def _refuse_same(name: str, findings: Findings) -> None:
     change = "build the env in the factory, so that each call makes one: lambda: MyEnv(…), or the class itself"
     place = PlayedCall(name, "__init__()")
-    findings.note(place, "shared_state", "the factory", "a new env from each call", "the very same one", change)
+    findings.add_fault(place, "shared_state", "the factory", "a new env from each call", "the very same one", change)
 
 
 def _player_of(env: Any, max_steps: int, findings: Findings) -> Player:

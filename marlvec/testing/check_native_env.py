@@ -446,10 +446,10 @@ class _Run:
         text = f"check_native_env: {self._name}: {found.what}: {_place(found)}, {where} of seed {self._seed}, "
         text += f"autoreset_mode={self._mode!r}: expected {found.expected} (the reference's), got {found.got}"
         if found.at:
-            text += "\n" + self._story(found.at[0])
+            text += "\n" + self._last_calls(found.at[0])
         raise ContractError(text)
 
-    def _story(self, i: int) -> str:
+    def _last_calls(self, i: int) -> str:
         short = shorten(self._calls[i], self._build)
         if short is None:
             return f"What env {i} was asked leads to no difference in an env alone: envs change one another"

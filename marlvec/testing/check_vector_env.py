@@ -23,15 +23,15 @@ from marlvec.vector.vector_step import VectorStep
 
 def check_autoreset(place: VectorPlace, make: MakeEnvs, seed: int) -> None:
     """In all modes every env plays the same episodes; only the step where the next one begins differs."""
-    stories: dict[str, list[Story]] = {}
+    logs: dict[str, list[EnvLog]] = {}
     for mode in ("disabled", "next_step", "same_step"):
         with make(autoreset_mode=mode) as envs:
             if envs.autoreset_mode != mode or envs.metadata.get("autoreset_mode") != mode:
                 place.broken("autoreset_mode", repr(mode), f"{envs.autoreset_mode!r}, metadata {envs.metadata}")
-            stories[mode] = _Player(envs, place, seed).play()
+            logs[mode] = _Player(envs, place, seed).play()
     for mode in ("next_step", "same_step"):
-        for i, (first, other) in enumerate(zip(stories["disabled"], stories[mode], strict=True)):
-            # Modes reach the last end of the slowest env at different times: compare up to the shorter story.
+        for i, (first, other) in enumerate(zip(logs["disabled"], logs[mode], strict=True)):
+            # Modes reach the last end of the slowest env at different times: compare up to the shorter log.
             for k, ((kind, expected), (other_kind, others)) in enumerate(zip(first, other, strict=False)):
                 where = f"{mode} beside disabled, env {i}, event {k}"
                 compare(place, where, kind, other_kind)
@@ -416,18 +416,18 @@ def _check_row(place: VectorPlace, result: VectorStep, k: int, i: int, t: int, e
 EPISODES = 3
 MAX_STEPS = 2_000
 
-Story = list[tuple[str, dict[str, Any]]]
+EnvLog = list[tuple[str, dict[str, Any]]]
 """Events of one env: ``"reset"``, ``"step"`` or ``"end"``, each with its results, whatever the mode."""
 
 
 class _Player:
     def __init__(self, envs: VectorEnv, place: VectorPlace, seed: int) -> None:
         self._envs, self._place, self._seed = envs, place, seed
-        self._stories: list[Story] = [[] for _ in range(envs.num_envs)]
+        self._logs: list[EnvLog] = [[] for _ in range(envs.num_envs)]
         self._counts = [0] * envs.num_envs  # steps taken by the env
         self._ended = [0] * envs.num_envs
 
-    def play(self) -> list[Story]:
+    def play(self) -> list[EnvLog]:
         """Play one mode until every env has ended `EPISODES` episodes; return the events of each env."""
         envs, mode = self._envs, self._envs.autoreset_mode
         obs, infos = envs.reset(seed=self._seed)
@@ -454,11 +454,11 @@ class _Player:
                 else:
                     self._add_step(i, t, step, bool(over[i]))
             if min(self._ended) >= EPISODES:
-                return self._stories
+                return self._logs
         self._place.broken(f"{mode}, every env", f"{EPISODES} episodes within {MAX_STEPS} steps", f"{self._ended}")
 
     def _add_reset(self, i: int, obs: Any, infos: dict[str, Any]) -> None:
-        self._stories[i].append(("reset", {"obs": row_of(obs, i), **self._status(i, infos)}))
+        self._logs[i].append(("reset", {"obs": row_of(obs, i), **self._status(i, infos)}))
 
     def _add_step(self, i: int, t: int, step: tuple[Any, ...], over: bool) -> None:
         obs, rewards, ended, cut, infos = step
@@ -469,10 +469,10 @@ class _Player:
             results |= {"obs": row_of(obs, i), **self._status(i, infos)}
             if not infos["alive"][i].any():
                 self._place.broken(f"{mode}, env {i}, step {t}", "_final_observation where no agent is left", "False")
-            self._stories[i].append(("step", results))
+            self._logs[i].append(("step", results))
             return
         self._ended[i] += 1
-        self._stories[i].append(("end", results | {"final": row_of(infos["final_observation"], i)}))
+        self._logs[i].append(("end", results | {"final": row_of(infos["final_observation"], i)}))
         if infos["alive"][i].any() is not np.bool_(mode == "same_step"):
             got = "some" if mode != "same_step" else "none"
             self._place.broken(f"{mode}, env {i}, alive after the end in step {t}", "the opposite", got)

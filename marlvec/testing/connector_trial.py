@@ -25,7 +25,7 @@ from marlvec.spaces.equality import Difference, difference, short
 from marlvec.trees import Tree, map_tree
 
 _OBS = Box(-np.inf, np.inf, (3,), np.float32)  # the policy's observation, on the action side
-_WARM = 1_000  # seed of the story that connectors learn from
+_WARM = 1_000  # seed of the episodes that connectors learn from
 
 
 class ConnectorDriver:
@@ -34,24 +34,24 @@ class ConnectorDriver:
     def __init__(self, report: TrialReport, piece: Connector) -> None:
         self.report, self.piece = report, piece
 
-    def see(self, moment: TrialStep) -> Rows:
-        """Play one moment in one call; return the rows that came out."""
-        return self.see_parts(moment, [np.arange(len(moment.rows))])[0]
+    def see(self, step: TrialStep) -> Rows:
+        """Play one step in one call; return the rows that came out."""
+        return self.see_parts(step, [np.arange(len(step.rows))])[0]
 
-    def watch(self, moments: Iterable[TrialStep]) -> Self:
-        """Play moments, each in one call; return this driver."""
-        for moment in moments:
-            self.see(moment)
+    def watch(self, steps: Iterable[TrialStep]) -> Self:
+        """Play steps, each in one call; return this driver."""
+        for step in steps:
+            self.see(step)
         return self
 
-    def see_parts(self, moment: TrialStep, parts: Sequence[Any]) -> list[Rows]:
-        """Play one moment in several calls, each with some of its rows."""
-        shares = [moment.take(np.asarray(part, np.int64)) for part in parts]
+    def see_parts(self, step: TrialStep, parts: Sequence[Any]) -> list[Rows]:
+        """Play one step in several calls, each with some of its rows."""
+        shares = [step.take(np.asarray(part, np.int64)) for part in parts]
         outs = [self.call(share.rows) for share in shares]
         for out, share in zip(outs, shares, strict=True):
             self.show_answer(self.answered(out, share))
-        if moment.over:
-            self.reset(list(moment.over))
+        if step.over:
+            self.reset(list(step.over))
         return outs
 
     def call(self, rows: Rows) -> Rows:
@@ -69,12 +69,12 @@ class ConnectorDriver:
             self.report.broken(str(differs), differs.expected, differs.got, hint)
         return out
 
-    def answered(self, out: Rows, moment: TrialStep) -> Rows:
+    def answered(self, out: Rows, step: TrialStep) -> Rows:
         """Return the rows that came out, with the policy's answer; without last rows, on which no agent acts."""
-        places = {key: i for i, key in enumerate(keys_of(moment.rows))}
+        places = {key: i for i, key in enumerate(keys_of(step.rows))}
         came = np.array([places[key] for key in keys_of(out)], np.int64)
-        acting = ~moment.rows.last[came]
-        return out.take(acting).replace(**moment.answer.take(came[acting]))
+        acting = ~step.rows.last[came]
+        return out.take(acting).replace(**step.answer.take(came[acting]))
 
     def show_answer(self, answered: Rows) -> None:
         """Pass the policy's answer to the connector; the action side does not receive it."""
@@ -117,40 +117,40 @@ class ConnectorDriver:
 
 
 class Trial(ABC):
-    """A connector, which `build` makes, and moments to play to it."""
+    """A connector, which `build` makes, and steps to play to it."""
 
     both: ClassVar[tuple[bool, ...]]  # modes to check in: True is training, False eval
-    length: ClassVar[int]  # of a story, in moments
-    cut: ClassVar[int]  # moments before a connector is saved, copied or reset
+    length: ClassVar[int]  # steps in the sampled episodes
+    cut: ClassVar[int]  # steps before a connector is saved, copied or reset
     _driver: ClassVar[type[ConnectorDriver]] = ConnectorDriver
 
     def __init__(self, build: Callable[[], Connector], report: TrialReport) -> None:
         self._build, self.report = build, report
-        self._stories: dict[int, list[TrialStep]] = {}
+        self._sampled: dict[int, list[TrialStep]] = {}  # by seed
 
     @abstractmethod
     def piece(self, made: Connector | None = None) -> Connector:
         """Return a new connector, or `made`, set up."""
 
     @abstractmethod
-    def fresh_moments(self, *, seed: int = 0) -> list[TrialStep]:
-        """Draw a story in arrays that no connector has been given."""
+    def fresh_steps(self, *, seed: int = 0) -> list[TrialStep]:
+        """Sample episodes in arrays that no connector has been given."""
 
-    def moments(self, *, seed: int = 0) -> list[TrialStep]:
-        """Return a story; the same seed returns the same arrays."""
-        if seed not in self._stories:
-            self._stories[seed] = self.fresh_moments(seed=seed)
-        return self._stories[seed]
+    def steps(self, *, seed: int = 0) -> list[TrialStep]:
+        """Return sampled episodes; the same seed returns the same arrays."""
+        if seed not in self._sampled:
+            self._sampled[seed] = self.fresh_steps(seed=seed)
+        return self._sampled[seed]
 
     @property
     def before(self) -> list[TrialStep]:
-        """The story's moments before the cut."""
-        return self.moments()[: self.cut]
+        """The steps before the cut."""
+        return self.steps()[: self.cut]
 
     @property
     def after(self) -> list[TrialStep]:
-        """The story's moments after the cut."""
-        return self.moments()[self.cut :]
+        """The steps after the cut."""
+        return self.steps()[self.cut :]
 
     def driver(self, piece: Connector, *, training: bool = True) -> ConnectorDriver:
         """Put a connector into training or eval mode, and return its driver."""
@@ -168,11 +168,11 @@ class Trial(ABC):
                 piece.load_state_dict(state)
 
     def go_on(self, player: ConnectorDriver, others: Sequence[ConnectorDriver], condition: str, hint: str = "") -> None:
-        """Play the moments after the cut; raise if the results of another differ from the player's."""
-        for k, moment in enumerate(self.after, self.cut):
-            expected = player.see(moment)
+        """Play the steps after the cut; raise if the results of another differ from the player's."""
+        for k, step in enumerate(self.after, self.cut):
+            expected = player.see(step)
             for other in others:
-                self.report.compare(expected, other.see(moment), k, condition, hint)
+                self.report.compare(expected, other.see(step), k, condition, hint)
 
 
 class BatchDriver(ConnectorDriver):
@@ -194,7 +194,7 @@ class BatchDriver(ConnectorDriver):
                 self.report.broken(f"column {name!r}", "the rows in their order", "other values")
         return out
 
-    def answered(self, out: Rows, moment: TrialStep) -> Rows:
+    def answered(self, out: Rows, step: TrialStep) -> Rows:
         return out.take(slice(0, 0))
 
     def show_answer(self, answered: Rows) -> None:
@@ -224,7 +224,7 @@ class BatchTrial(Trial):
         with self.report.asking("making one"):
             return self._build() if made is None else made
 
-    def fresh_moments(self, *, seed: int = 0) -> list[TrialStep]:
+    def fresh_steps(self, *, seed: int = 0) -> list[TrialStep]:
         batches = [transitions(*self._drawn, self._seed + seed + k) for k in range(self.length)]
         return [TrialStep(rows, rows) for rows in batches]
 
@@ -255,7 +255,7 @@ class EpisodeTrial(Trial):
         piece = self.piece()
         self.acts, self.across = isinstance(piece, ActionConnector), piece.across_agents
         self.outer = self.declared(piece, space)  # the space on the policy's side
-        self.learnt: Any = {}  # from a separate story; empty if it learns nothing
+        self.learnt: Any = {}  # from separate episodes; empty if it learns nothing
 
     # --- new connectors
 
@@ -305,8 +305,8 @@ class EpisodeTrial(Trial):
     # --- what is learnt
 
     def learn(self) -> None:
-        """Learn from a story, to find out whether the connector learns."""
-        player = self.player(training=True).watch(self.moments(seed=_WARM))
+        """Learn from sampled episodes, to find out whether the connector learns."""
+        player = self.player(training=True).watch(self.steps(seed=_WARM))
         self.learnt = copy.deepcopy(self.merged(player.piece))
 
     @property
@@ -338,13 +338,13 @@ class EpisodeTrial(Trial):
 
     # --- input
 
-    def fresh_moments(self, *, seed: int = 0) -> list[TrialStep]:
-        """Draw a story in arrays that no connector has been given; on the action side only rows with an action."""
+    def fresh_steps(self, *, seed: int = 0) -> list[TrialStep]:
+        """Sample episodes in arrays that no connector has been given; on the action side only rows with an action."""
         obs, action = (_OBS, self.outer) if self.acts else (self.space, self._action_space)
         mask = self.space if self.acts else self._action_space
-        story = SampledRows(obs, action, mask, self._columns, self.num_envs, len(self.agents), self._seed + seed)
-        moments = story.moments(self.length)
-        return [_acted(moment) for moment in moments] if self.acts else moments
+        sampled = SampledRows(obs, action, mask, self._columns, self.num_envs, len(self.agents), self._seed + seed)
+        steps = sampled.steps(self.length)
+        return [_acted(step) for step in steps] if self.acts else steps
 
     def alone(self, rows: Rows) -> list[Any]:
         """Return the smallest parts of rows to call it with: one row, or one env with across_agents."""
@@ -362,10 +362,10 @@ def has_leaves(state: Any) -> bool:
     return state is not None
 
 
-def _acted(moment: TrialStep) -> TrialStep:
-    acting = moment.take(~moment.rows.last)
+def _acted(step: TrialStep) -> TrialStep:
+    acting = step.take(~step.rows.last)
     answer = acting.answer
-    return TrialStep(acting.rows.replace(**answer, actions_for_env=answer["actions"]), answer, moment.over)
+    return TrialStep(acting.rows.replace(**answer, actions_for_env=answer["actions"]), answer, step.over)
 
 
 ColumnLike = Space[Any] | Callable[[Rows], Tree]
@@ -383,7 +383,7 @@ class TrialStep:
     over: tuple[int, ...] = ()  # envs to reset afterwards: their episode ended or was lost
 
     def take(self, index: Any) -> TrialStep:
-        """Return this moment with some of its rows, and all of ``over``."""
+        """Return this step with some of its rows, and all of ``over``."""
         return TrialStep(self.rows.take(index), self.answer.take(index), self.over)
 
     def of_envs(self, env_ids: NDArray[Any] | tuple[int, ...]) -> TrialStep:
@@ -392,16 +392,16 @@ class TrialStep:
         return TrialStep(chosen.rows, chosen.answer, tuple(env for env in self.over if env in env_ids))
 
     def beside(self, other: TrialStep) -> TrialStep:
-        """Return this moment's rows followed by those of other envs."""
+        """Return this step's rows followed by those of other envs."""
         rows, answer = Rows.concat([self.rows, other.rows]), Rows.concat([self.answer, other.answer])
         return TrialStep(rows, answer, (*self.over, *other.over))
 
 
 class SampledRows:
-    """Draws moments, one after the other.
+    """Draws steps, one after the other.
 
-    In a moment some envs have no rows, and others not every agent. An agent's episode may begin later than its env's,
-    end earlier, and end without an action. Some episodes are lost midway. Stories with different seeds share no
+    In a step some envs have no rows, and others not every agent. An agent's episode may begin later than its env's,
+    end earlier, and end without an action. Some episodes are lost midway. Episodes with different seeds share no
     ``eps_id``. `mask` is the space that ``action_mask`` is for; if it has no choices, there is no such column.
     """
 
@@ -426,14 +426,14 @@ class SampledRows:
         self._begun = np.zeros(self._shape, np.bool_)
         self._ended = np.zeros(self._shape, np.bool_)
 
-    def moments(self, count: int) -> list[TrialStep]:
-        """Return the next moments, in order."""
+    def steps(self, count: int) -> list[TrialStep]:
+        """Return the next steps, in order."""
         return [self._next() for _ in range(count)]
 
     def _next(self) -> TrialStep:
         rng, (n, a) = self._rng, self._shape
         self._moment += 1
-        # All agents are present in the first three moments, so that nothing depends on which came first.
+        # All agents are present in the first three steps, so that nothing depends on which came first.
         there = rng.random((n, a)) < 0.8 if self._moment > 3 else np.ones((n, a), np.bool_)
         there &= ((rng.random(n) < 0.8) | (self._moment <= 3))[:, None]
         there &= ~self._ended
@@ -443,11 +443,11 @@ class SampledRows:
         self._begun |= there
         self._ended |= last
         over = self._ended.all(axis=1) | lost
-        moment = self._draw(np.flatnonzero(there), first, last, tuple(np.flatnonzero(over).tolist()))
+        step = self._draw(np.flatnonzero(there), first, last, tuple(np.flatnonzero(over).tolist()))
         self._turn[there & ~last] += 1
         self._turn[over], self._begun[over], self._ended[over] = 0, False, False
         self._eps_id[over] += n
-        return moment
+        return step
 
     def _draw(self, where: NDArray[Any], first: Any, last: Any, over: tuple[int, ...]) -> TrialStep:
         (n, a), size = self._shape, self._shape[0] * self._shape[1]
@@ -509,7 +509,7 @@ def _mask(space: Discrete | MultiDiscrete, rng: np.random.Generator, n: int) -> 
     return np.concatenate(parts, axis=1)
 
 
-_LENGTH = 20  # moments of the story
+_LENGTH = 20  # steps of the sampled episodes
 
 
 def transitions(
@@ -521,9 +521,9 @@ def transitions(
     the columns that learner connectors add: ``next_values``, ``target_logp``, ``advantages``. Long fragments are cut
     in two.
     """
-    moments = SampledRows(obs, action, action, columns, num_envs, num_agents, seed).moments(_LENGTH)
-    rows = Rows.concat([moment.rows for moment in moments])
-    answer = Rows.concat([moment.answer for moment in moments])
+    steps = SampledRows(obs, action, action, columns, num_envs, num_agents, seed).steps(_LENGTH)
+    rows = Rows.concat([step.rows for step in steps])
+    answer = Rows.concat([step.answer for step in steps])
     before, after, fragment = _steps(rows)
     now, then, given = rows.take(before), rows.take(after), answer.take(before)
     rng = np.random.default_rng([seed, _LENGTH])
@@ -677,7 +677,7 @@ class TrialReport:
             self.broken(f"{subject}, {differs}", differs.expected, differs.got, hint)
 
     def compare(
-        self, expected: Rows, got: Rows, moment: int, condition: str, hint: str = "", *, near: bool = False
+        self, expected: Rows, got: Rows, step: int, condition: str, hint: str = "", *, near: bool = False
     ) -> None:
         """Raise if rows differ from the expected ones, which may be more, in any order.
 
@@ -685,23 +685,23 @@ class TrialReport:
         """
         places = {key: i for i, key in enumerate(keys_of(expected))}
         if more := [key for key in keys_of(got) if key not in places]:
-            self.broken(f"moment {moment}, (env, agent) {more[0]}", f"no row {condition}", "one", hint)
+            self.broken(f"step {step}, (env, agent) {more[0]}", f"no row {condition}", "one", hint)
         expected = expected.take(np.array([places[key] for key in keys_of(got)], np.int64))
         if differs := difference(expected, got, close=summed if near else None):
             where = place(differs, got)
-            self.broken(f"moment {moment}, {where}", f"{differs.expected} {condition}", differs.got, hint)
+            self.broken(f"step {step}, {where}", f"{differs.expected} {condition}", differs.got, hint)
 
 
 class BatchReport(TrialReport):
-    """A `TrialReport` of finished batches, whose rows are compared in order; a moment is a batch."""
+    """A `TrialReport` of finished batches, whose rows are compared in order; a step is a batch."""
 
     def compare(
-        self, expected: Rows, got: Rows, moment: int, condition: str, hint: str = "", *, near: bool = False
+        self, expected: Rows, got: Rows, step: int, condition: str, hint: str = "", *, near: bool = False
     ) -> None:
         if differs := difference(expected, got, close=summed if near else None):
             row = f", row {differs.at[0]}" if differs.at else ""
             where = f"column {differs.path!r}{row}" if differs.path else "the columns"
-            self.broken(f"batch {moment}, {condition}, {where}", differs.expected, differs.got, hint)
+            self.broken(f"batch {step}, {condition}, {where}", differs.expected, differs.got, hint)
 
 
 def keys_of(rows: Rows) -> list[Key]:

@@ -127,7 +127,7 @@ class Findings:
             found = replace(found if worse else seen, times=seen.times + 1)
         self._found[fault.key] = found
 
-    def note(self, place: PlayedCall, *fault: str) -> None:
+    def add_fault(self, place: PlayedCall, *fault: str) -> None:
         """Add the finding of a fault at a place; see `PlayedCall.fault`."""
         try:
             place.fault(*fault)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, cast
@@ -93,11 +94,11 @@ class Player(ABC):
 
     @abstractmethod
     def check_row(self, agent: AgentId) -> None:
-        """Check and note an observation in the rows."""
+        """Check and record an observation in the rows."""
 
     @abstractmethod
     def check_state(self) -> None:
-        """Check and note the global state, if there is one."""
+        """Check and record the global state, if there is one."""
 
     # --- whole episodes ---
 
@@ -147,7 +148,7 @@ class Player(ABC):
             yield
         except RuleBroken as fault:
             self.log.add(fault)
-            self.note("how the episode ended", fault.finding.problem)
+            self.record("how the episode ended", fault.finding.problem)
             self.over = True
         except Exception as error:  # of the check's code, after a fault of the env
             self.log.found, self.over = True, True
@@ -182,42 +183,42 @@ class Player(ABC):
 
     # --- results ---
 
-    def note(self, what: str, value: Any, check: str = "observations") -> None:
+    def record(self, what: str, value: Any, check: str = "observations") -> None:
         """Add a copy of a value to the trace."""
         purpose = "without a copy, it is not compared with that of other episodes of the same seed"
         self._moment.facts[what] = self.place.copied(check, what, value, purpose)
 
     def observe(self, agent: AgentId, value: Any) -> None:
-        """Check and note one agent's observation."""
+        """Check and record one agent's observation."""
         subject = f"observation of agent {agent!r}"
         with self.place.logging():
             check_member(self.observation_spaces[agent], value, self.place, subject)
-        self.note(subject, value)
+        self.record(subject, value)
 
-    def note_reward(self, agent: AgentId, value: Any) -> None:
-        """Check and note one agent's reward."""
-        self.note(f"reward of agent {agent!r}", check_reward(value, self.place, agent), "rewards")
+    def record_reward(self, agent: AgentId, value: Any) -> None:
+        """Check and record one agent's reward."""
+        self.record(f"reward of agent {agent!r}", check_reward(value, self.place, agent), "rewards")
 
     def ends(self, agent: AgentId, terminated: Any, truncated: Any) -> bool:
-        """Check and note one agent's flags; return whether it has ended."""
+        """Check and record one agent's flags; return whether it has ended."""
         pairs = ((terminated, "termination"), (truncated, "truncation"))
         flags = [as_flag(value, self.place, agent, what) for value, what in pairs]
-        self.note(f"flags of agent {agent!r}", flags)
+        self.record(f"flags of agent {agent!r}", flags)
         return any(flags)
 
-    def note_mask(self, agent: AgentId, value: Any) -> NDArray[np.bool_] | None:
-        """Check and note the mask of an agent that must act."""
+    def record_mask(self, agent: AgentId, value: Any) -> NDArray[np.bool_] | None:
+        """Check and record the mask of an agent that must act."""
         mask = None
         with self.place.logging():
             mask = check_mask(self.action_spaces[agent], value, self.place, agent)
-        self.note(f"action mask of agent {agent!r}", mask)
+        self.record(f"action mask of agent {agent!r}", mask)
         return mask
 
     def see_state(self, space: Space[Any], state: Any) -> None:
-        """Check and note a global state."""
+        """Check and record a global state."""
         with self.place.logging():
             check_member(space, state, self.place, "the global state", "state")
-        self.note("the global state", state, "state")
+        self.record("the global state", state, "state")
 
     # --- rows ---
 
@@ -261,7 +262,7 @@ class Player(ABC):
             if self._acting[a] and not alive:
                 change = "set acting only where alive is set"
                 place.report("life", f"acting of agent {agent!r}", "False, for it is not alive", "True", change)
-            self.note_reward(agent, float(self._reward[a]))
+            self.record_reward(agent, float(self._reward[a]))
             self.ends(agent, self._ended[a], self._cut[a])
             if not begun:
                 with place.logging():
@@ -278,8 +279,8 @@ class Player(ABC):
         ended = {agent for agent, flag in zip(self.agents, flagged.tolist(), strict=True) if flag}
         self.gone |= ended
         self.live = {agent for agent, alive in zip(self.agents, self._alive.tolist(), strict=True) if alive}
-        self.note("alive", self._alive)
-        self.note("acting", self._acting)
+        self.record("alive", self._alive)
+        self.record("acting", self._acting)
         self.over = self._slot.done
         if not begun and self.over is not (not self.live):
             change = "set slot.done in the step after which no agent is alive, and in no other"
@@ -310,7 +311,7 @@ class Player(ABC):
         masks = self._rows.action_masks[g]
         if masks is None or (self._spec.groups[g].mask_size is None and not self._slot.gave_mask[0]):
             return None
-        return self.note_mask(agent, masks[0, j])
+        return self.record_mask(agent, masks[0, j])
 
 
 def _state_space(env: Any) -> dict[str, Any]:
@@ -345,7 +346,7 @@ class SlotPlayer(Player):
 
     def check_row(self, agent: AgentId) -> None:
         g, j = self._homes[agent]
-        leaves = [leaf[0, j].copy() for leaf in self._rows.obs[g]]
+        leaves = [deepcopy(leaf[0, j]) for leaf in self._rows.obs[g]]  # arrays, and objects such as texts
         self.observe(agent, self._spec.groups[g].observation_tree.unflatten(leaves))
 
     def check_state(self) -> None:
@@ -397,11 +398,11 @@ class AdapterPlayer(Player):
         self.adapter.step(self._slot)
 
     def see(self, a: int, value: Any, what: str) -> None:
-        """Check and note an observation that the adapter writes."""
+        """Check and record an observation that the adapter writes."""
         subject, path = f"{what} of agent {self.agents[a]!r}", self.adapter.path_of_observation(a)
         with self.place.logging():
             check_member(self.adapter.observation_spaces[a], value, self.place, subject, path=path)
-        self.note(subject, value)
+        self.record(subject, value)
 
     def see_mask(self, a: int, value: Any) -> bool:
         """Check a mask that the adapter writes; return whether it fits the action space."""

@@ -17,7 +17,7 @@ from typing import Any, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
-from marlvec.envs.making import EnvRecipe
+from marlvec.envs.recipes import EnvRecipe
 from marlvec.errors import ArgumentError
 from marlvec.vector.calls import CONTROL_CALLS, CallEvent
 from marlvec.vector.cores import HAS_WORKER_PROCESSES, Partition, refuse_worker_processes, usable_cores
@@ -30,7 +30,7 @@ from marlvec.vector.failures import (
     raise_failures,
     summary_of,
 )
-from marlvec.vector.infos import Report
+from marlvec.vector.infos import ShardReport
 from marlvec.vector.settings import LONGEST_WAIT, Settings, SettingsArguments
 from marlvec.vector.vector_env import VectorEnv
 from marlvec.vector.workers import channel as ch
@@ -130,7 +130,7 @@ class AsyncVectorEnv(VectorEnv):
             self._worker_pool.forget_plans()
         self._bind(spec, buffers)
         self.shared_generators = self._worker_pool.shared_generators
-        self._recovery.note_survived(self._worker_pool.take_survived())
+        self._recovery.record_survived(self._worker_pool.take_survived())
         self._request_number = 1  # number of the last request; 0 is CLOSE's
         self._sends_rows = buffers.has_objects
         self._watchdog = None if self.step_timeout is None else Watchdog(self.step_timeout)
@@ -265,7 +265,7 @@ class AsyncVectorEnv(VectorEnv):
                     how = self._read_reply(w) if pool.outstanding[w] else None
                 elif state < WorkerState.READY:
                     how = pool.advance(w)
-                    self._recovery.note_survived(pool.take_survived())
+                    self._recovery.record_survived(pool.take_survived())
                 if how is None:
                     continue
             except ch.ChannelClosed as error:
@@ -312,14 +312,14 @@ class AsyncVectorEnv(VectorEnv):
         self._replies.append((replied, report))
         return None
 
-    def _unpack_reply(self, w: int, ids: NDArray[np.int64], payload: bytes) -> Report | None:
+    def _unpack_reply(self, w: int, ids: NDArray[np.int64], payload: bytes) -> ShardReport | None:
         """Unpack a reply's payload: write objects into their rows, return the report."""
         first = self._partition.starts[w]
         if not self._sends_rows:
             return unpack_report(payload, first)
         objects, payload = pickle.loads(payload)
         bad = {} if objects is None else self._buffers.unpack_objects(ids, objects)
-        report = unpack_report(payload, first) if payload else Report()
+        report = unpack_report(payload, first) if payload else ShardReport()
         failed = {failure.env_id for failure in report.failures}
         report.failures += [capture(i, self._last_operation, error) for i, error in bad.items() if i not in failed]
         return report or None

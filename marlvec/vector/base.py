@@ -15,7 +15,7 @@ from marlvec.envs.adapters.base import warn_of_contract
 from marlvec.envs.spec import AutoresetRules, EnvSpec
 from marlvec.errors import ArgumentError, BrokenError, EnvFault, Failure, FetchTimeout
 from marlvec.serialization.saved import ProcessBound
-from marlvec.vector.buffers import BufferReuse, Buffers, Selection
+from marlvec.vector.buffers import BufferReuse, Buffers, EnvSelection
 from marlvec.vector.calls import (
     CONTROL_CALLS,
     PUBLIC_CALLS,
@@ -28,7 +28,7 @@ from marlvec.vector.calls import (
 )
 from marlvec.vector.checks import ActionWriter, ObservationValidator
 from marlvec.vector.failures import WorkerLost, out_of_space, raise_failures
-from marlvec.vector.infos import Report
+from marlvec.vector.infos import ShardReport
 from marlvec.vector.recovery import FaultLog, Recovery
 from marlvec.vector.settings import LONGEST_WAIT, RestartBudget, Settings
 from marlvec.vector.vector_step import VectorStep
@@ -67,8 +67,8 @@ class VectorEnvBase(ProcessBound, ABC):
         self._everyone.flags.writeable = False
         self._budget = RestartBudget(settings.limit)
         self._fault_log = FaultLog()
-        self._report: Report | None = None  # of replies that have arrived but were not returned yet
-        self._replies: list[tuple[NDArray[np.int64], Report | None]] = []  # replies that have just been received
+        self._report: ShardReport | None = None  # of replies that have arrived but were not returned yet
+        self._replies: list[tuple[NDArray[np.int64], ShardReport | None]] = []  # replies that have just been received
         self._warned: set[str] = set()  # warnings of workers' envs that were given already
         self.drive_count = 0
         self._is_sending = False  # a request is being sent: an interrupt would leave it incomplete
@@ -143,7 +143,7 @@ class VectorEnvBase(ProcessBound, ABC):
                 return
             if operation == "reset":
                 calls.lose_episodes(ids)  # until the new ones have begun
-                arguments = recovery.note_reset(ids, *arguments)
+                arguments = recovery.record_reset(ids, *arguments)
             if recovery.has_exceptions:
                 requests, ready = recovery.divert((operation, ids, arguments), self._buffers)
                 for request in requests:
@@ -180,7 +180,7 @@ class VectorEnvBase(ProcessBound, ABC):
         self._asked = ids
         self._request(call, ids, arguments)
 
-    def _fetch_report(self, call: str, timeout: float | None = None) -> Report:
+    def _fetch_report(self, call: str, timeout: float | None = None) -> ShardReport:
         self._call_state.check_pending(call)
         self._wait(self._call_state.outstanding, timeout, f"{call}_fetch")
         return self._take_results()[1]
@@ -239,7 +239,7 @@ class VectorEnvBase(ProcessBound, ABC):
         if calls.closed:
             calls.check_open()
 
-    def _take_in(self, ids: NDArray[np.int64], report: Report | None) -> None:
+    def _take_in(self, ids: NDArray[np.int64], report: ShardReport | None) -> None:
         recovery = self._recovery
         if (report is not None or recovery.is_active) and self._call_state.pending not in CONTROL_CALLS:
             if report is not None and report.failures:
@@ -252,11 +252,11 @@ class VectorEnvBase(ProcessBound, ABC):
         elif report is not None:
             self._report.update(report)
 
-    def _take_results(self) -> tuple[NDArray[np.int64], Report]:
+    def _take_results(self) -> tuple[NDArray[np.int64], ShardReport]:
         """Return all envs that have arrived, and their report."""
         try:
             report, self._report = self._report, None
-            return self._call_state.hand_out(), Report() if report is None else report
+            return self._call_state.hand_out(), ShardReport() if report is None else report
         except BaseException:
             self._tear(f"{self._call_state.pending}() was interrupted while its results were handed out")
             raise
@@ -270,7 +270,7 @@ class VectorEnvBase(ProcessBound, ABC):
             calls.have_episodes(arrived)
         if self.autoreset.caller_begins and np.count_nonzero(buffers.done):
             calls.lose_episodes(arrived[buffers.done[arrived] & ~self._recovery.masked[arrived]])
-        self._note_known(arrived)
+        self._record_delivered(arrived)
         if report.warnings:
             self._warn(report.warnings)
         everyone = everything or len(arrived) == self.num_envs
@@ -298,8 +298,8 @@ class VectorEnvBase(ProcessBound, ABC):
         for text in new:
             warn_of_contract(text)
 
-    def _note_known(self, ids: NDArray[np.int64]) -> None:
-        """Note that the caller has received these envs' rows."""
+    def _record_delivered(self, ids: NDArray[np.int64]) -> None:
+        """Record that the caller has received these envs' rows."""
         recovery, buffers = self._recovery, self._buffers
         if len(ids) == self.num_envs:
             recovery.known_flags[...] = buffers.flags
@@ -308,7 +308,7 @@ class VectorEnvBase(ProcessBound, ABC):
         if recovery.resets:
             recovery.forget_resets(ids)
 
-    def _make_step(self, ids: NDArray[np.int64], report: Report) -> VectorStep:
+    def _make_step(self, ids: NDArray[np.int64], report: ShardReport) -> VectorStep:
         """Return rows of those ``ids`` that did not fail; mark failed envs as having no episode."""
         if failed := [failure.env_id for failure in report.failures]:
             ids = ids[~np.isin(ids, failed)]
@@ -324,7 +324,7 @@ class VectorEnvBase(ProcessBound, ABC):
             copier=self._copy_all_rows,
         )
 
-    def _selection(self, ids: NDArray[np.int64]) -> Selection:
+    def _selection(self, ids: NDArray[np.int64]) -> EnvSelection:
         """Return a slice, which copies nothing, if ``ids`` are all envs in order; else the ids."""
         if ids is self._everyone or (len(ids) == self.num_envs and np.array_equal(ids, self._everyone)):
             return ALL_ROWS
@@ -352,10 +352,10 @@ class VectorEnvBase(ProcessBound, ABC):
         requests, ready = done
         for request in requests:
             self._send_request(*request)
-        report: Report | None = None
+        report: ShardReport | None = None
         if control and len(ready):
             failures = [Failure(i, calls.pending or "", str(loss.error), "", loss.error) for i in ready.tolist()]
-            report = Report(failures=failures)
+            report = ShardReport(failures=failures)
         self._take_in(ready, report)
 
     def _break(self, loss: WorkerLost) -> NoReturn:
@@ -390,4 +390,4 @@ class VectorEnvBase(ProcessBound, ABC):
             calls.lose_episodes(calls.asked)  # before the list of requested envs is cleared: Ctrl-C may come here, too
         arrived, _ = self._take_results()
         if not is_control:
-            self._note_known(arrived)
+            self._record_delivered(arrived)

@@ -26,7 +26,7 @@ _ALIGNMENT = 64  # a cache line, so that no two arrays share one
 
 AnyArray = NDArray[Any]
 BoolArray = NDArray[np.bool_]
-Selection = slice | NDArray[np.int64]
+EnvSelection = slice | NDArray[np.int64]
 
 
 class Buffers:
@@ -112,7 +112,7 @@ class Buffers:
         self._obs_pairs = [
             pair for both in zip(self.obs, self.final_obs, strict=True) for pair in zip(*both, strict=True)
         ]
-        self._presence = self.flags[:, 3 * agent_num + 2 : 5 * agent_num + 2]
+        self._alive_tracker = self.flags[:, 3 * agent_num + 2 : 5 * agent_num + 2]
         self._declares_masks = any(size is not None for size in spec.mask_sizes)
         self.state: AnyArray | None = arrays.get("state")
         self.final_state: AnyArray | None = arrays.get("final_state")
@@ -172,7 +172,7 @@ class Buffers:
     def clear_row(self, i: int) -> None:
         """Clear env ``i``'s row: no observations, no agent alive or acting, and masks allow everything."""
         self.clear_obs(i)
-        self._presence[i] = False
+        self._alive_tracker[i] = False
         if self._declares_masks or self.gave_mask[i]:  # else nothing was forbidden yet
             self.clear_masks(i)
 
@@ -196,13 +196,13 @@ class Buffers:
             for source, target in zip(obs, final, strict=True):
                 target[i, who] = source[i, who]
 
-    def clear_masks(self, rows: Selection | int = slice(None)) -> None:
+    def clear_masks(self, rows: EnvSelection | int = slice(None)) -> None:
         """Allow every action that an agent has in these envs."""
         for mask, allowed in zip(self.action_masks, self.own_choices, strict=True):
             if mask is not None:
                 mask[rows] = allowed
 
-    def masks_given(self, rows: Selection) -> list[BoolArray | None]:
+    def masks_given(self, rows: EnvSelection) -> list[BoolArray | None]:
         """Return masks per group, (N, A_g, n) bool for all envs, or None; ``rows`` are those that are requested now.
 
         A mask that the spaces declare is always there. If envs give masks with their infos, they are there from the
@@ -235,11 +235,11 @@ class Buffers:
                     array[i, j] = next(values)
         return bad
 
-    def pack_object_actions(self, rows: Selection) -> list[AnyArray]:
+    def pack_object_actions(self, rows: EnvSelection) -> list[AnyArray]:
         """Return arrays of the objects among these rows' actions, to be pickled by value."""
         return [self._arrays[name][rows] for name in self._object_actions]
 
-    def unpack_object_actions(self, rows: Selection, packed: Sequence[AnyArray]) -> None:
+    def unpack_object_actions(self, rows: EnvSelection, packed: Sequence[AnyArray]) -> None:
         """Write objects from `pack_object_actions` into these rows."""
         for name, array in zip(self._object_actions, packed, strict=True):
             self._arrays[name][rows] = array

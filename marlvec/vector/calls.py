@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from marlvec.envs.env import MultiAgentEnv, Slot
-from marlvec.envs.making import copy_or_share
+from marlvec.envs.recipes import copy_or_share
 from marlvec.envs.spec import Info
 from marlvec.envs.user_env import get_attribute, is_wrapped, set_attribute
 from marlvec.envs.video import render_env
@@ -32,7 +32,7 @@ from marlvec.errors import (
     NotResetError,
 )
 from marlvec.vector.failures import capture
-from marlvec.vector.infos import Report
+from marlvec.vector.infos import ShardReport
 
 
 class CallKind(IntEnum):
@@ -469,10 +469,10 @@ def run_commands(
     first_env_id: int = 0,
     *,
     advice: str = "",
-) -> Report:
+) -> ShardReport:
     """Run one command per env, given by local indices, the keys of the answers. A failure costs no episode."""
     # `first_env_id` is the global index of local env 0; `advice` is appended to an `ArgumentError`.
-    report = Report()
+    report = ShardReport()
     for i, command in zip(ids, commands, strict=True):
         try:
             report.answers[i] = _FUNCTIONS[command.call](env_of(i), *command.args)
@@ -483,7 +483,7 @@ def run_commands(
     return report
 
 
-class CommandTarget(MultiAgentEnv):
+class EnvHandle(MultiAgentEnv):
     """Target of commands for one env of a native kernel or a pool, which has no env object; never stepped."""
 
     def __init__(self, env: Any, name: str) -> None:

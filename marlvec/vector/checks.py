@@ -21,7 +21,7 @@ from marlvec.envs.spec import AgentGroup, EnvSpec
 from marlvec.errors import ActionError, ContractError
 from marlvec.spaces import Contained, Finite, Leaf, Membership, SpaceTree, check_size, membership, snapshot
 from marlvec.spaces.action_masks import find_forbidden
-from marlvec.vector.buffers import Buffers, Selection
+from marlvec.vector.buffers import Buffers, EnvSelection
 from marlvec.vector.vector_step import VectorStep
 
 AnyArray = NDArray[Any]
@@ -67,7 +67,7 @@ class ActionWriter:
         self._plain_shape = (len(first.agents), *first.action_tree.leaves[0].shape) if is_plain else ()
         self._objects = [place for place in leaves if place[2].is_object]
 
-    def write(self, buffers: Buffers, actions: Any, env_ids: NDArray[np.int64], rows: Selection) -> None:
+    def write(self, buffers: Buffers, actions: Any, env_ids: NDArray[np.int64], rows: EnvSelection) -> None:
         """Write one action per (env, agent), in a form of `VectorEnv.step`; ``rows`` are the same envs."""
         # ActionError: nothing was written. Discrete also as (n, A, 1); leaves without a fixed-size array form as arrays
         # of objects or lists of lists (n, A).
@@ -156,7 +156,7 @@ class ActionWriter:
         return array
 
     def _check_all_values(
-        self, arrays: Sequence[Sequence[AnyArray]], buffers: Buffers, env_ids: NDArray[np.int64], rows: Selection
+        self, arrays: Sequence[Sequence[AnyArray]], buffers: Buffers, env_ids: NDArray[np.int64], rows: EnvSelection
     ) -> None:
         acting = buffers.acting[rows]
         for g, k, leaf, members in self._checks:
@@ -177,7 +177,7 @@ class ActionWriter:
         return True
 
     def _check_masks(
-        self, arrays: Sequence[Sequence[AnyArray]], buffers: Buffers, env_ids: NDArray[np.int64], rows: Selection
+        self, arrays: Sequence[Sequence[AnyArray]], buffers: Buffers, env_ids: NDArray[np.int64], rows: EnvSelection
     ) -> None:
         found = []
         masks = buffers.masks_given(rows)
@@ -301,8 +301,12 @@ def arrange(value: Any, rows: int, agents: int) -> AnyArray:
     return cells
 
 
+def _is_sequence(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) or (isinstance(value, np.ndarray) and value.ndim > 0)
+
+
 def _parts(value: Any, length: int, what: str) -> Any:
-    is_row = isinstance(value, (list, tuple)) or (isinstance(value, np.ndarray) and value.ndim > 0)
+    is_row = _is_sequence(value)
     if not is_row or len(value) != length:
         got = f"{len(value)}" if is_row else type(value).__name__
         raise ActionError(f"expected an array of objects, or a list of lists, with {what}; got {got}")
@@ -339,8 +343,8 @@ def is_by_agent(spec: EnvSpec, grouped: bool, actions: Any, n: int) -> bool:
     if not actions or not all(key in spec.agents for key in actions):
         return False
     if grouped:
-        # A group of one agent has the agent's name: only the agent axis distinguishes the two forms.
-        return actions.keys() != {group.name for group in spec.groups} or _lacks_axis(first, actions[first.name])
+        # A group of one agent has the agent's name, and names may be equal by chance: only the agent axis tells.
+        return actions.keys() != {group.name for group in spec.groups} or _lack_axis(spec.groups, actions)
     space = first.action_space
     return not isinstance(space, spaces.Dict) or actions.keys() != space.spaces.keys()
 
@@ -353,6 +357,7 @@ def join_agents(
     per_env = not isinstance(actions, Mapping)
     dicts = actions if per_env else [actions] * len(env_ids)
     given = np.array([[own.get(name) is not None for name in spec.agents] for own in dicts], np.bool_)
+    given = given.reshape(acting.shape)  # of no envs, too
     for i, a in np.argwhere(acting & ~given)[:1].tolist():
         raise ActionError(
             f"actions: env {env_ids[i]}, agent {spec.agents[a]!r}: expected an action, since it acts, got None; "
@@ -434,17 +439,37 @@ def _is_tuple_action(group: AgentGroup, actions: Sequence[Mapping[str, Any]]) ->
     return True
 
 
-def _lacks_axis(group: AgentGroup, value: Any) -> bool:
-    """Return whether the actions lack an agent axis: shape (n, …), one agent in all envs."""
-    if value is None:
-        return True
+def _lack_axis(groups: Sequence[AgentGroup], actions: Mapping[str, Any]) -> bool:
+    """Return whether actions by the names of these groups lack the agent axis, since each is of one agent: (n, …)."""
+    for group in groups:
+        if actions[group.name] is None:
+            return True
+        try:
+            parts = group.action_tree.flatten(actions[group.name])
+        except ContractError:  # neither form; an error is raised later
+            continue
+        for part, leaf in zip(parts, group.action_tree.leaves, strict=True):
+            if (lacks := _lacks_axis(part, leaf, len(group.agents))) is not None:
+                return lacks
+    # Without leaves, both forms of groups of one agent are the same.
+    return not any(group.action_tree.leaves or len(group.agents) > 1 for group in groups)
+
+
+def _lacks_axis(part: Any, leaf: Leaf, agents: int) -> bool | None:
+    """Return whether a leaf of actions is (n, …), not (n, agents, …); None if it could be either, or neither."""
+    if leaf.is_object and isinstance(part, (list, tuple)):
+        # An object may be a sequence, as the row of a group is: which of both is in the space?
+        if any(not _is_sequence(row) or len(row) != agents for row in part):
+            return True
+        cells = np.full((2, len(part)), None, np.object_)
+        for k, row in enumerate(part):
+            cells[0, k], cells[1, k] = row, row[0]
+        as_object, as_row = Contained(leaf).rows(cells, np.ones(cells.shape, np.bool_))
+        return None if np.array_equal(as_object, as_row) else bool((as_object > as_row).any())
     try:
-        part, leaf = group.action_tree.flatten(value)[0], group.action_tree.leaves[0]
-        if leaf.is_object and not isinstance(part, np.ndarray):
-            return not isinstance(part[0], (list, tuple, np.ndarray))
         return np.ndim(part) == 1 + len(leaf.shape)
-    except (ContractError, ValueError, TypeError, LookupError):  # neither form; an error is raised later
-        return False
+    except ValueError:  # a ragged list
+        return None
 
 
 def _read_agents(spec: EnvSpec, group: AgentGroup, actions: Mapping[str, Any], n: int) -> list[NDArray[Any]]:

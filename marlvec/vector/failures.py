@@ -41,6 +41,7 @@ from marlvec.errors import (
     WorkerDied,
     rebuild_error,
 )
+from marlvec.extras import describe_package
 
 _MAX_TEXT = 64 * 1024
 _MAX_PICKLE = 1024 * 1024
@@ -59,6 +60,8 @@ def _shorten(text: str) -> str:
 def capture(env_id: int, operation: str, error: BaseException) -> Failure:
     """Return the `Failure` for an exception that is being handled."""
     text = "".join(traceback.format_exception(type(error), error, _from_the_env_on(error.__traceback__)))
+    if operation == "__init__" and (note := describe_package(error)):
+        text += f"\n{note}\n"
     return Failure(env_id, operation, summary_of(error), _shorten(text), error)
 
 

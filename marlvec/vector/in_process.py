@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from marlvec.envs.env import MultiAgentEnv
-from marlvec.envs.making import EnvRecipe
+from marlvec.envs.recipes import EnvRecipe
 from marlvec.envs.spec import EnvSpec
 from marlvec.envs.user_env import innermost
 from marlvec.errors import ArgumentError, BrokenError, ContractError, Failure, MissingExtraError
@@ -29,7 +29,7 @@ from marlvec.vector.calls import CallEvent, is_interrupt
 from marlvec.vector.cores import Partition, agree_on_spec, check_memory, memory_for, usable_cores
 from marlvec.vector.env_builder import ShardFailed, drawn_by_several, failures_of
 from marlvec.vector.failures import capture, raise_failures
-from marlvec.vector.infos import Report
+from marlvec.vector.infos import ShardReport
 from marlvec.vector.native_shard import NativeShard
 from marlvec.vector.settings import LONGEST_WAIT, Settings, SettingsArguments
 from marlvec.vector.shard import Shard
@@ -46,7 +46,9 @@ class InProcessVectorEnv(VectorEnv):
         self._requests: list[tuple[str, NDArray[np.int64], tuple[Sequence[Any], ...]]] = []
 
     @abstractmethod
-    def _run(self, operation: str, env_ids: NDArray[np.int64], arguments: tuple[Sequence[Any], ...]) -> Report | None:
+    def _run(
+        self, operation: str, env_ids: NDArray[np.int64], arguments: tuple[Sequence[Any], ...]
+    ) -> ShardReport | None:
         """Run an operation on these envs, and return its report."""
 
     def _send_request(self, operation: str, env_ids: NDArray[np.int64], arguments: tuple[Sequence[Any], ...]) -> None:
@@ -119,14 +121,16 @@ class SyncVectorEnv(InProcessVectorEnv):
         self._shard.attach(buffers)
         self._bind(self._shard.spec, buffers)
         self.shared_generators = drawn_by_several(self._shard.generators)
-        self._recovery.note_survived(self._shard.survived)
+        self._recovery.record_survived(self._shard.survived)
 
     @property
     def envs(self) -> tuple[MultiAgentEnv, ...]:
         """The envs as adapters; ``.unwrapped`` of each is the user's env."""
         return tuple(self._shard.envs)
 
-    def _run(self, operation: str, env_ids: NDArray[np.int64], arguments: tuple[Sequence[Any], ...]) -> Report | None:
+    def _run(
+        self, operation: str, env_ids: NDArray[np.int64], arguments: tuple[Sequence[Any], ...]
+    ) -> ShardReport | None:
         shard = self._shard
         ids = shard.everyone if env_ids is self._everyone else env_ids.tolist()
         return shard.step(ids) if operation == "step" else shard.do(operation, ids, arguments)
@@ -186,7 +190,7 @@ class ThreadVectorEnv(VectorEnv):
             self._finalizer()
             raise
         self._bind(spec, buffers)
-        self._recovery.note_survived(survived)
+        self._recovery.record_survived(survived)
 
     def _start(self, factories: Sequence[Callable[[], Any]], settings: Settings) -> tuple[EnvSpec, list[Failure]]:
         """Start the threads, which build their envs; return the spec, and failures of factories that were retried."""
@@ -374,7 +378,7 @@ def _serve(
     except BaseException as error:  # an env called sys.exit(): without a reply the caller would wait for ever
         left = ids[answered:]
         failures = [capture(first + i, operation, error) for i in left]
-        reply(w, np.asarray(left), Report(failures=failures))
+        reply(w, np.asarray(left), ShardReport(failures=failures))
 
 
 _WORTH_A_THREAD = 512  # envs per thread; with fewer, waking a thread takes more time than it saves
@@ -444,7 +448,9 @@ class NativeVectorEnv(InProcessVectorEnv):
         problem = self._env.state_obstacle()
         return {} if problem is None else dict.fromkeys(range(self.num_envs), problem)
 
-    def _run(self, operation: str, env_ids: NDArray[np.int64], arguments: tuple[Sequence[Any], ...]) -> Report | None:
+    def _run(
+        self, operation: str, env_ids: NDArray[np.int64], arguments: tuple[Sequence[Any], ...]
+    ) -> ShardReport | None:
         try:
             return self._shard.do(operation, env_ids, arguments)
         except ArgumentError:  # the operation was not begun

@@ -1,6 +1,6 @@
 """Infos as Gymnasium's dict of arrays with presence masks, and back to one dict per env, without loss.
 
-`Report` carries the results of a call that are not in the buffers: infos, answers, failures.
+`ShardReport` carries the results of a call that are not in the buffers: infos, answers, failures.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from marlvec.envs.adapters.base import MAX_DEPTH
 from marlvec.envs.spec import COMMON, Info
 from marlvec.errors import Failure
-from marlvec.vector.buffers import Selection
+from marlvec.vector.buffers import EnvSelection
 
 AGENTS = "__agents__"
 RESERVED = frozenset(
@@ -192,7 +192,7 @@ class InfoColumns:
     def __bool__(self) -> bool:
         return bool(self._values)
 
-    def write(self, rows: Selection, columns: Mapping[Path, NDArray[Any]]) -> None:
+    def write(self, rows: EnvSelection, columns: Mapping[Path, NDArray[Any]]) -> None:
         """Write infos of these envs, path → (n, …), and forget their previous infos."""
         for path, given in self._given.items():
             if path not in columns:
@@ -204,7 +204,7 @@ class InfoColumns:
             held[rows] = column
             self._given[path][rows] = True
 
-    def forget(self, rows: Selection) -> None:
+    def forget(self, rows: EnvSelection) -> None:
         """Clear the infos of these envs."""
         for given in self._given.values():
             given[rows] = False
@@ -258,7 +258,7 @@ def _put(
 
 
 @dataclass(slots=True)
-class Report:
+class ShardReport:
     """Results of one call that are not in the buffers; all tables are by env index."""
 
     # non-empty infos; after a same-step autoreset, those of the reset
@@ -276,7 +276,7 @@ class Report:
         has_more = self.infos or self.final_infos or self.failures or self.answers or self.warnings or self.faults
         return bool(has_more) or self.columns is not None
 
-    def update(self, other: Report) -> None:
+    def update(self, other: ShardReport) -> None:
         """Add another shard's report."""
         self.infos.update(other.infos)
         self.final_infos.update(other.final_infos)
@@ -287,10 +287,10 @@ class Report:
         if other.columns is not None:
             self.columns, self.final_columns = other.columns, other.final_columns
 
-    def shifted(self, first: int) -> Report:
+    def shifted(self, first: int) -> ShardReport:
         """Return this report with global env indices; local env 0 has ``first``. Failures have global ones already."""
         if not first:
             return self
         tables = (self.infos, self.final_infos, self.answers)
         infos, final_infos, answers = ({first + i: found for i, found in table.items()} for table in tables)
-        return Report(infos, final_infos, self.failures, answers, self.warnings)
+        return ShardReport(infos, final_infos, self.failures, answers, self.warnings)

@@ -19,9 +19,9 @@ from marlvec.envs.spec import AutoresetRules, EnvSpec, refuse_masks
 from marlvec.errors import ArgumentError
 from marlvec.native.native_env import Ids, NativeEnv, NativeEnvView
 from marlvec.serialization.saved import check_array
-from marlvec.vector.buffers import Buffers, Selection
-from marlvec.vector.calls import Command, CommandTarget, run_commands
-from marlvec.vector.infos import Report
+from marlvec.vector.buffers import Buffers, EnvSelection
+from marlvec.vector.calls import Command, EnvHandle, run_commands
+from marlvec.vector.infos import ShardReport
 from marlvec.vector.shard import BatchedPhases, EnvEvent, EnvPhase
 from marlvec.vector.thread_team import ThreadTeam
 
@@ -85,15 +85,15 @@ class BatchedShard(ABC):
 
     # --- steps
 
-    def _split(self, ids: Ids, rows: Selection) -> tuple[Ids | None, BoolArray | None]:
+    def _split(self, ids: Ids, rows: EnvSelection) -> tuple[Ids | None, BoolArray | None]:
         """Return the envs that have just begun, and whose episode is over, (n,) bool; None for none, or if all run."""
         if self._phases.are_all(rows, EnvPhase.RUNNING):
             return None, None
         over = self._phases.where(rows, EnvPhase.OVER)
         return ids[self._phases.where(rows, EnvPhase.BEGUN)], over if np.count_nonzero(over) else None
 
-    def _note_finals(self, rows: Selection) -> None:
-        """Note that these rows have final observations, until the first step of the next episode."""
+    def _mark_finals(self, rows: EnvSelection) -> None:
+        """Mark these rows: they have final observations, until the first step of the next episode."""
         self._finals_kept[rows] = True
 
     def _clear_finals(self, ids: Ids) -> None:
@@ -130,14 +130,14 @@ class NativeShard(BatchedShard):
         if max_episode_steps is not None:
             self._saved["elapsed"] = self._elapsed
         self._declares_masks = any(size is not None for size in self.spec.mask_sizes)
-        self._command_target = cache(partial(_command_target, env, render_modes))
+        self._env_handle = cache(partial(_env_handle, env, render_modes))
         self._thread_team = ThreadTeam(num_threads - 1)
 
     def attach(self, buffers: Buffers) -> None:
         super().attach(buffers)
         self._env.attach(buffers)
 
-    def do(self, operation: str, ids: Ids, arguments: tuple[Sequence[Any], ...] = ()) -> Report:
+    def do(self, operation: str, ids: Ids, arguments: tuple[Sequence[Any], ...] = ()) -> ShardReport:
         """Run an operation of a request; each of ``arguments`` has one entry per env."""
         match operation:
             case "step" | "send":
@@ -148,7 +148,7 @@ class NativeShard(BatchedShard):
                 return self._control(ids, *arguments)
             case "state":
                 self._env.write_state(_ascending(ids))
-                return Report()
+                return ShardReport()
         raise ValueError(f"no such operation: {operation!r}")
 
     def copy(self, out: NDArray[Any], array: NDArray[Any]) -> None:
@@ -175,7 +175,7 @@ class NativeShard(BatchedShard):
 
     # --- resets ---
 
-    def _reset(self, ids: Ids, seeds: Sequence[int | None], options: Sequence[dict[str, Any] | None]) -> Report:
+    def _reset(self, ids: Ids, seeds: Sequence[int | None], options: Sequence[dict[str, Any] | None]) -> ShardReport:
         """Begin new episodes. Cancels any autoreset that was due. Options are ignored, as by the reference envs."""
         given = [k for k, seed in enumerate(seeds) if seed is not None]
         if given:
@@ -184,10 +184,10 @@ class NativeShard(BatchedShard):
             seed_envs(self._env.rng, ids[given], [seeds[k] or 0 for k in given])
         ids = _ascending(ids)
         self._clear_step(rows_of(ids))
-        self._begin(ids, report := Report())
+        self._begin(ids, report := ShardReport())
         return report
 
-    def _begin(self, ids: Ids, report: Report) -> None:
+    def _begin(self, ids: Ids, report: ShardReport) -> None:
         rows, buffers = rows_of(ids), self._buffers
         buffers.alive[rows] = False
         buffers.acting[rows] = False
@@ -200,15 +200,15 @@ class NativeShard(BatchedShard):
         if self._keep_state:
             self._env.write_state(ids)
 
-    def _report_infos(self, ids: Ids, report: Report) -> None:
+    def _report_infos(self, ids: Ids, report: ShardReport) -> None:
         for i, info in self._env.infos(ids).items() if self._env.has_infos else ():
             refuse_masks(self.spec, info, f"{self._env.name}: env {i}: ")
             report.infos[i] = info
 
     # --- steps ---
 
-    def _step(self, ids: Ids) -> Report:
-        report = Report()
+    def _step(self, ids: Ids) -> ShardReport:
+        report = ShardReport()
         rows = rows_of(ids)
         self._clear_step(rows)
         begun, over = self._split(ids, rows)
@@ -248,11 +248,11 @@ class NativeShard(BatchedShard):
         if self._declares_masks:
             buffers.clear_masks(late)
 
-    def _finish(self, ids: Ids, report: Report) -> None:
+    def _finish(self, ids: Ids, report: ShardReport) -> None:
         """Keep the final observations of ended episodes, then begin the next episodes in same-step mode."""
         buffers, rows = self._buffers, rows_of(ids)
         self._share(self._copy_finals, ids)
-        self._note_finals(rows)
+        self._mark_finals(rows)
         self._phases.on(rows, EnvEvent.END)
         if self._keep_state:
             assert buffers.state is not None
@@ -270,7 +270,7 @@ class NativeShard(BatchedShard):
             for source, target in zip(obs, final, strict=True):
                 target[rows] = source[rows]
 
-    def _clear_step(self, rows: Selection) -> None:
+    def _clear_step(self, rows: EnvSelection) -> None:
         self._buffers.reward[rows] = 0
         self._buffers.events[rows] = False
 
@@ -297,13 +297,13 @@ class NativeShard(BatchedShard):
 
     # --- control calls ---
 
-    def _control(self, ids: Ids, commands: Sequence[Command]) -> Report:
+    def _control(self, ids: Ids, commands: Sequence[Command]) -> ShardReport:
         advice = "(A native env is not a Python object; with backend='async' it is.)"
-        return run_commands(ids.tolist(), commands, self._command_target, advice=advice)
+        return run_commands(ids.tolist(), commands, self._env_handle, advice=advice)
 
 
-def _command_target(env: NativeEnv, render_modes: Sequence[str | None], i: int) -> CommandTarget:
-    return CommandTarget(NativeEnvView(env, i, render_modes[i]), env.name)
+def _env_handle(env: NativeEnv, render_modes: Sequence[str | None], i: int) -> EnvHandle:
+    return EnvHandle(NativeEnvView(env, i, render_modes[i]), env.name)
 
 
 def _ascending(ids: Ids) -> Ids:

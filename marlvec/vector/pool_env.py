@@ -13,14 +13,14 @@ from numpy.typing import NDArray
 
 from marlvec.env_ids import EnvIds, Options, check_env_ids, spread_options
 from marlvec.envs.builtin_ids import JAX, JAXMARL, JUMANJI, PGX, gymnasium_entry
-from marlvec.envs.making import EnvFactory, EnvRecipe
+from marlvec.envs.recipes import EnvFactory, EnvRecipe
 from marlvec.envs.spec import AutoresetMode
 from marlvec.errors import ArgumentError, BrokenError, BusyError, ContractError, MarlvecError
 from marlvec.vector.buffers import Buffers
-from marlvec.vector.calls import STREAM_CALLS, CallEvent, CommandTarget, run_commands
+from marlvec.vector.calls import STREAM_CALLS, CallEvent, EnvHandle, run_commands
 from marlvec.vector.failures import capture, raise_failures
 from marlvec.vector.in_process import InProcessVectorEnv
-from marlvec.vector.infos import Report
+from marlvec.vector.infos import ShardReport
 from marlvec.vector.pools.envpool import EnvPoolAdapter, form_of
 from marlvec.vector.pools.gymnasium import GYMNASIUM_MODES, GymnasiumPool
 from marlvec.vector.pools.jax import JaxPool, JaxWorld
@@ -72,7 +72,7 @@ class PoolVectorEnv(InProcessVectorEnv):
             raise ArgumentError(f"done_on={chosen.done_on!r}: {spec.name} decides by itself when an episode is over")
         super().__init__(self._pool.num_envs, chosen)
         self._batch = self._shard = PoolShard(self._pool, chosen.autoreset_mode)
-        self._command_target = cache(partial(_command_target, self._pool))
+        self._env_handle = cache(partial(_env_handle, self._pool))
         buffers = Buffers(spec, self.num_envs)
         self._shard.attach(buffers)
         self._bind(spec, buffers)
@@ -142,20 +142,22 @@ class PoolVectorEnv(InProcessVectorEnv):
         problem = self._pool.state_obstacle()
         return {} if problem is None else dict.fromkeys(range(self.num_envs), problem)
 
-    def _run(self, operation: str, env_ids: NDArray[np.int64], arguments: tuple[Sequence[Any], ...]) -> Report | None:
+    def _run(
+        self, operation: str, env_ids: NDArray[np.int64], arguments: tuple[Sequence[Any], ...]
+    ) -> ShardReport | None:
         if operation == "state":
             assert self._buffers.state is not None
             self._buffers.state[...] = self._pool.state()
-            return Report()
-        return run_commands(env_ids.tolist(), arguments[0], self._command_target)
+            return ShardReport()
+        return run_commands(env_ids.tolist(), arguments[0], self._env_handle)
 
     def _shut_down(self, timeout: float) -> None:
         self._shard.queue.close(timeout)
         self._pool.close()
 
 
-def _command_target(pool: Pool, i: int) -> CommandTarget:
-    return CommandTarget(pool.env(i), pool.spec.name)
+def _env_handle(pool: Pool, i: int) -> EnvHandle:
+    return EnvHandle(pool.env(i), pool.spec.name)
 
 
 def make_pool(recipes: Sequence[EnvRecipe], **settings: Unpack[SettingsArguments]) -> PoolVectorEnv:

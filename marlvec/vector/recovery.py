@@ -25,7 +25,7 @@ from marlvec.envs.spec import AutoresetRules, Info
 from marlvec.errors import ArgumentError, Failure, RestartQuietly
 from marlvec.vector.buffers import Buffers, split_flags
 from marlvec.vector.failures import WorkerExit, WorkerLost
-from marlvec.vector.infos import Report
+from marlvec.vector.infos import ShardReport
 from marlvec.vector.settings import NOT_RESTARTABLE, RestartBudget, restart_seed
 
 _LOG = logging.getLogger("marlvec")
@@ -62,7 +62,7 @@ class FaultLog:
     def __init__(self) -> None:
         self.faults: deque[Fault] = deque(maxlen=_KEPT)
 
-    def note(
+    def add(
         self, culprits: Sequence[int], lost: Sequence[int], operation: str, summary: str, action: str, *, quiet: bool
     ) -> None:
         """Add a fault; the arguments are those of `Fault`. Quiet faults are not logged."""
@@ -142,10 +142,10 @@ class Recovery:
 
     # --- requests
 
-    def note_reset(
+    def record_reset(
         self, ids: IntArray, seeds: Sequence[int | None], options: Sequence[dict[str, Any] | None]
     ) -> tuple[Sequence[int | None], Sequence[dict[str, Any] | None]]:
-        """Note an explicit reset. The first reset of a new incarnation gets a seed derived from the env's last one."""
+        """Record an explicit reset. The first one of a new incarnation gets a seed derived from the env's last one."""
         used = list(seeds)
         for k, i in enumerate(ids.tolist()):
             if used[k] is not None:
@@ -237,7 +237,7 @@ class Recovery:
 
     # --- replies
 
-    def handle_failures(self, ids: IntArray, report: Report, buffers: Buffers) -> IntArray:
+    def handle_failures(self, ids: IntArray, report: ShardReport, buffers: Buffers) -> IntArray:
         """Restart or mask failed envs, and drop their failures from the report; return the ids that are ready."""
         self.is_active = True  # first, so that replies are completed even if this is interrupted
         kept: list[Failure] = []
@@ -294,7 +294,7 @@ class Recovery:
                 table.pop(i, None)
             self._not_begun.add(i)
             return _with_history(failure, self._budget.history(("env", i)))
-        self._log.note([i], [i], failure.operation, failure.summary, "restart", quiet=quiet)
+        self._log.add([i], [i], failure.operation, failure.summary, "restart", quiet=quiet)
         self._count_restarts([i])
         self._revived[i] = kind
         self._causes.setdefault(i, failure)
@@ -330,7 +330,7 @@ class Recovery:
         if pause is None:
             loss.error.args = (f"{loss.error} {self._budget.history(('worker', loss.worker))}",)
             return None
-        self._log.note(culprits, lost, operation, summary, "restart", quiet=False)
+        self._log.add(culprits, lost, operation, summary, "restart", quiet=False)
         self._count_restarts(lost)
         self._lost_idle.update(unaware)
         for i in asked.tolist():
@@ -347,9 +347,9 @@ class Recovery:
             return [], loss.in_flight
         return [self._revival(asked, build=False)] if len(asked) else [], asked[:0]
 
-    def complete_rows(self, ids: IntArray, report: Report | None, buffers: Buffers) -> Report | None:
+    def complete_rows(self, ids: IntArray, report: ShardReport | None, buffers: Buffers) -> ShardReport | None:
         """Complete the rows of envs that were revived or masked, and add their faults to the report."""
-        report = report or Report()
+        report = report or ShardReport()
         failed = {failure.env_id for failure in report.failures}
         for i in ids.tolist():
             kind = self._revived.pop(i, RowKind.MASKED if self.masked[i] else None)
@@ -385,11 +385,11 @@ class Recovery:
         self.due_heap.clear()
         self._update_flags()
 
-    def note_survived(self, survived: Iterable[Failure | WorkerExit]) -> None:
+    def record_survived(self, survived: Iterable[Failure | WorkerExit]) -> None:
         """Log envs that were built at a second or later attempt, with what ended the first."""
         for end in survived:
             env_ids, summary = ((end.env_id,), end.summary) if isinstance(end, Failure) else (end.env_ids, str(end))
-            self._log.note(env_ids, env_ids, "__init__", summary, "restart", quiet=False)
+            self._log.add(env_ids, env_ids, "__init__", summary, "restart", quiet=False)
             self.incarnations[list(env_ids)] += 1
 
     # --- saved states
@@ -451,7 +451,7 @@ class Recovery:
             self._not_begun.add(i)
 
     def _mask(self, culprits: list[int], lost: list[int], cause: Failure, operation: str, summary: str) -> None:
-        self._log.note(culprits, lost, operation, summary, "mask", quiet=False)
+        self._log.add(culprits, lost, operation, summary, "mask", quiet=False)
         self.masked[lost] = True
         for i in lost:
             self._causes.setdefault(i, cause)  # the first fault is the one that cost the episode

@@ -19,18 +19,19 @@ import numpy as np
 from gymnasium.spaces import Discrete
 from numpy.typing import NDArray
 
-from marlvec.envs.adapters.gymnasium import PLAIN_REWARDS, GymnasiumAdapter
+from marlvec.envs.adapters.base import PLAIN_REWARDS
+from marlvec.envs.adapters.gymnasium import GymnasiumAdapter
 from marlvec.envs.env import MultiAgentEnv, Slot
 from marlvec.envs.spec import AutoresetRules, EnvSpec, Info, refuse_masks
 from marlvec.envs.user_env import plain_copy
 from marlvec.envs.wrappers import adapter_in
 from marlvec.errors import ArgumentError, ContractError, Failure, MarlvecError, NotResetError
 from marlvec.spaces.action_masks import find_forbidden
-from marlvec.vector.buffers import Buffers, Selection
+from marlvec.vector.buffers import Buffers, EnvSelection
 from marlvec.vector.calls import Command, run_commands
 from marlvec.vector.env_builder import EnvBuilder, count_generators
 from marlvec.vector.failures import capture
-from marlvec.vector.infos import Report
+from marlvec.vector.infos import ShardReport
 from marlvec.vector.settings import Settings
 
 _PART_SECONDS = 4e-3  # seconds of work after which ready rows are sent, for send() and recv()
@@ -88,9 +89,9 @@ class Shard:
         ids: Sequence[int],
         seeds: Sequence[int | None],
         options: Sequence[dict[str, Any] | None],
-    ) -> Report:
+    ) -> ShardReport:
         """Begin new episodes in these envs. Cancels any autoreset that was due."""
-        report = Report()
+        report = ShardReport()
         self._clear_step(self._rows(ids))
         for i, seed, option in zip(ids, seeds, options, strict=True):
             self._reset_env(i, seed, option, report)
@@ -105,13 +106,13 @@ class Shard:
         build: Sequence[bool],
         begin: Sequence[bool],
         keep: Sequence[bool],
-    ) -> Report:
+    ) -> ShardReport:
         """Revive envs whose episode was lost to a fault; `seeds` and `options` are those of their first reset.
 
         `build`: rebuild the env, else it is new already. `begin`: begin an episode now, else the autoreset or the
         caller does. `keep`: the row keeps the end of an episode.
         """
-        report = Report()
+        report = ShardReport()
         for i, seed, option, anew, now, whole in zip(ids, seeds, options, build, begin, keep, strict=True):
             self.progress[0] = i + 1
             if anew and not self._rebuild(i, report):
@@ -129,7 +130,7 @@ class Shard:
         self.progress[0] = 0
         return report
 
-    def _rebuild(self, i: int, report: Report) -> bool:
+    def _rebuild(self, i: int, report: ShardReport) -> bool:
         """Replace a failed env by a new one; return whether that succeeded."""
         if self._phases[i] is not EnvPhase.ABSENT:
             self._phases.on(i, EnvEvent.CLOSE)
@@ -150,7 +151,7 @@ class Shard:
         may_be_plain = len(self.spec.agents) == 1 and not self._careful
         self._plain = PlainEnvs.of(self.envs, self._slots, self._buffers) if may_be_plain else None
 
-    def step_in_parts(self, ids: Sequence[int]) -> Iterator[tuple[Sequence[int], Report]]:
+    def step_in_parts(self, ids: Sequence[int]) -> Iterator[tuple[Sequence[int], ShardReport]]:
         """Step these envs, and yield ready ones every few milliseconds, so that a slow env delays few others."""
         start = 0
         while start < len(ids):
@@ -163,9 +164,9 @@ class Shard:
             yield part, report
             start += len(part)
 
-    def step(self, ids: Sequence[int]) -> Report:
+    def step(self, ids: Sequence[int]) -> ShardReport:
         """Step these envs with the actions in their rows."""
-        report = Report()
+        report = ShardReport()
         rows = self._rows(ids)
         self._clear_step(rows)
         if self._ended:
@@ -182,7 +183,7 @@ class Shard:
         self.progress[0] = 0
         return report
 
-    def _step_each(self, running: Sequence[int], report: Report) -> None:
+    def _step_each(self, running: Sequence[int], report: ShardReport) -> None:
         steps, slots, careful, progress = self._steps, self._slots, self._careful, self.progress
         self._num_final_flags = 0
         for i in running:
@@ -201,7 +202,7 @@ class Shard:
                 self._after_step(i, slot, report)
 
     def _step_plain(
-        self, plain: PlainEnvs, running: Sequence[int], actions: Sequence[Any] | Mapping[int, Any], report: Report
+        self, plain: PlainEnvs, running: Sequence[int], actions: Sequence[Any] | Mapping[int, Any], report: ShardReport
     ) -> None:
         """Step plain envs: a step that returns only an observation and a reward needs no adapter."""
         envs, obs_rows, rewards, progress = plain.envs, plain.obs_rows, plain.rewards, self.progress
@@ -230,7 +231,7 @@ class Shard:
             if slot.done:
                 self._finish(i, slot, report)
 
-    def _handle_special(self, ids: Sequence[int], report: Report) -> Sequence[int]:
+    def _handle_special(self, ids: Sequence[int], report: ShardReport) -> Sequence[int]:
         """Handle envs whose last call began or ended an episode; return those of ``ids`` with an episode to step."""
         special = self._phases.special
         idle = set()
@@ -243,32 +244,32 @@ class Shard:
                 self._step_without_episode(i, report)
         return [i for i in ids if i not in idle] if idle else ids
 
-    def _after_step(self, i: int, slot: Slot, report: Report) -> None:
+    def _after_step(self, i: int, slot: Slot, report: ShardReport) -> None:
         """Finish a step that ended an episode, or that needs a state or ``done_on="any"``."""
         if self._done_on_any and not slot.done and not self._cut_short(i, slot, report):
             return
         if slot.done:
             self._finish(i, slot, report)
         elif self._keep_state:
-            self._note_state(i, report)
+            self._write_global_state(i, report)
 
     def serve(
         self, operation: str, ids: Sequence[int], arguments: tuple[Sequence[Any], ...]
-    ) -> Iterator[tuple[Sequence[int], Report]]:
+    ) -> Iterator[tuple[Sequence[int], ShardReport]]:
         """Run a request, and yield envs that are ready; all at once but for ``"send"``."""
         if operation == "send":
             yield from self.step_in_parts(ids)
         else:
             yield ids, self.do(operation, ids, arguments)
 
-    def do(self, operation: str, ids: Sequence[int], arguments: tuple[Sequence[Any], ...] = ()) -> Report:
+    def do(self, operation: str, ids: Sequence[int], arguments: tuple[Sequence[Any], ...] = ()) -> ShardReport:
         """Run an operation of a request; each of ``arguments`` has one entry per env."""
-        report: Report = getattr(self, _METHODS[operation])(ids, *arguments)
+        report: ShardReport = getattr(self, _METHODS[operation])(ids, *arguments)
         return report
 
-    def write_state(self, ids: Sequence[int]) -> Report:
+    def write_state(self, ids: Sequence[int]) -> ShardReport:
         """Write these envs' global states into their rows."""
-        report = Report()
+        report = ShardReport()
         for i in ids:
             try:
                 self.envs[i].write_state(self._slots[i])
@@ -276,12 +277,12 @@ class Shard:
                 report.failures.append(capture(self._first + i, "state", error))
         return report
 
-    def control(self, ids: Sequence[int], commands: Sequence[Command]) -> Report:
+    def control(self, ids: Sequence[int], commands: Sequence[Command]) -> ShardReport:
         return run_commands(ids, commands, self.envs.__getitem__, self._first)
 
-    def get_state(self, ids: Sequence[int]) -> Report:
+    def get_state(self, ids: Sequence[int]) -> ShardReport:
         """Answer with each env's state and the shard's state of its episode; costs no episode."""
-        report = Report()
+        report = ShardReport()
         for i in ids:
             try:
                 state = self.envs[i].get_state()
@@ -301,10 +302,10 @@ class Shard:
 
     def set_state(
         self, ids: Sequence[int], states: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[str, Any] | None]
-    ) -> Report:
+    ) -> ShardReport:
         """Restore envs from answers of `get_state`. An env that fails has no episode then."""
         # A row from `Buffers.get_rows` is written too; None if the caller writes it.
-        report = Report()
+        report = ShardReport()
         for i, state, row in zip(ids, states, rows, strict=True):
             self.progress[0] = i + 1
             phase = EnvPhase(state["phase"])
@@ -359,7 +360,7 @@ class Shard:
                 self._slots[i].zero_obs(a)
                 self._slots[i].clear_mask(a)
 
-    def _step_without_episode(self, i: int, report: Report) -> None:
+    def _step_without_episode(self, i: int, report: ShardReport) -> None:
         """Begin the next episode in next-step mode; otherwise record a failure."""
         if self._autoreset.begins_on_next_step and self._phases[i] is EnvPhase.OVER:
             self._reset_env(i, None, None, report)
@@ -369,7 +370,7 @@ class Shard:
                 i, "step", NotResetError("its episode is over or was never begun; reset it first"), report
             )
 
-    def _reset_env(self, i: int, seed: int | None, options: dict[str, Any] | None, report: Report) -> None:
+    def _reset_env(self, i: int, seed: int | None, options: dict[str, Any] | None, report: ShardReport) -> None:
         slot = self._slots[i]
         self.progress[0] = i + 1
         self._clear_row(i)
@@ -390,7 +391,7 @@ class Shard:
         if info:
             report.infos[i] = info
         if self._keep_state:
-            self._note_state(i, report)
+            self._write_global_state(i, report)
 
     def _clear_row(self, i: int) -> None:
         slot = self._slots[i]
@@ -398,7 +399,7 @@ class Shard:
         self._ended.pop(i, None)
         slot.done = slot.begun = False
 
-    def _finish(self, i: int, slot: Slot, report: Report) -> None:
+    def _finish(self, i: int, slot: Slot, report: ShardReport) -> None:
         """Keep the final observations of an ended episode, then begin the next one in same-step mode."""
         buffers = self._buffers
         buffers.done[i] = True
@@ -413,7 +414,7 @@ class Shard:
         buffers.snapshot(i, ended)
         self._phases.on(i, EnvEvent.END)
         if self._keep_state:
-            if not self._note_state(i, report):
+            if not self._write_global_state(i, report):
                 return
             assert buffers.state is not None
             assert buffers.final_state is not None
@@ -423,7 +424,7 @@ class Shard:
                 report.final_infos[i] = info
             self._reset_env(i, None, None, report)
 
-    def _cut_short(self, i: int, slot: Slot, report: Report) -> bool:
+    def _cut_short(self, i: int, slot: Slot, report: ShardReport) -> bool:
         """With ``done_on="any"``, truncate the other agents once an agent has ended; return whether that succeeded."""
         buffers = self._buffers
         if buffers.terminated[i].any() or buffers.truncated[i].any():
@@ -446,7 +447,7 @@ class Shard:
             buffers.snapshot(i, who := ended[k].tolist())
             self._ended.setdefault(i, []).extend(a for a, over in enumerate(who) if over)
 
-    def _note_state(self, i: int, report: Report) -> bool:
+    def _write_global_state(self, i: int, report: ShardReport) -> bool:
         """Write the global state as part of a reset or step; return whether that succeeded."""
         try:
             self.envs[i].write_state(self._slots[i])
@@ -455,7 +456,7 @@ class Shard:
             return False
         return True
 
-    def _record_failure(self, i: int, operation: str, error: Exception, report: Report) -> None:
+    def _record_failure(self, i: int, operation: str, error: Exception, report: ShardReport) -> None:
         self._phases.on(i, EnvEvent.FAIL)
         failure = capture(self._first + i, operation, error)
         if operation == "step" and not isinstance(error, MarlvecError) and (forbidden := self._forbidden_in(i)):
@@ -498,7 +499,11 @@ class PlainEnvs:
     @classmethod
     def of(cls, envs: Sequence[MultiAgentEnv], slots: Sequence[Slot], buffers: Buffers) -> PlainEnvs | None:
         """Return a `PlainEnvs` of these envs, or None if one of them is of another kind."""
-        adapters = [env for env in envs if env.__class__ is GymnasiumAdapter and not env.resets_itself]
+        adapters = [
+            env
+            for env in envs
+            if env.__class__ is GymnasiumAdapter and not env.resets_itself and env.reward_weights is None
+        ]
         rows = [row for slot in slots if (row := slot.fast_rows[0]) is not None]
         tree = buffers.spec.groups[0].action_tree
         acts_plainly = tree.is_leaf and not tree.leaves[0].is_object
@@ -512,7 +517,7 @@ class PlainEnvs:
         """Whether an env has returned an action mask in its infos: then the row must be cleared after each step."""
         return bool(np.count_nonzero(self._gave_mask))
 
-    def actions(self, rows: Selection) -> list[Any]:
+    def actions(self, rows: EnvSelection) -> list[Any]:
         """Return these envs' actions: Python numbers, or copies of arrays that the envs may keep."""
         actions = self._actions[rows]
         return actions.tolist() if self._is_number else list(actions.copy())
@@ -626,7 +631,7 @@ class BatchedPhases:
     def __init__(self, num_envs: int) -> None:
         self.values: NDArray[np.uint8] = np.full(num_envs, _UNREADY, np.uint8)
 
-    def on(self, rows: Selection, event: EnvEvent) -> None:
+    def on(self, rows: EnvSelection, event: EnvEvent) -> None:
         """Apply an event to these envs. If it is invalid in a phase, it raises `KeyError`, and no phase was changed."""
         before = self.values[rows].tobytes()
         after = before.translate(_AFTER[event])
@@ -642,12 +647,12 @@ class BatchedPhases:
             saved = [int(phase) for phase in SAVED]
             raise ArgumentError(f"set_state(): phases: expected some of {saved}, got {np.unique(values).tolist()}")
 
-    def are_all(self, rows: Selection, phase: EnvPhase) -> bool:
+    def are_all(self, rows: EnvSelection, phase: EnvPhase) -> bool:
         """Return whether all of these envs are in this phase, which each step checks first."""
         values = self.values[rows].tobytes()
         return values.count(phase) == len(values)
 
-    def where(self, rows: Selection, phase: EnvPhase) -> NDArray[np.bool_]:
+    def where(self, rows: EnvSelection, phase: EnvPhase) -> NDArray[np.bool_]:
         """Return which of these envs are in this phase, (n,) bool."""
         found: NDArray[np.bool_] = self.values[rows] == int(phase)
         return found

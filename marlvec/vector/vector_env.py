@@ -23,7 +23,7 @@ from marlvec.vector.base import ALL_ROWS, VectorEnvBase
 from marlvec.vector.buffers import Buffers
 from marlvec.vector.calls import CONTROL_CALLS, CallEvent, Command, call_method, exclusive, execute, set_attributes
 from marlvec.vector.failures import raise_failures
-from marlvec.vector.infos import Report
+from marlvec.vector.infos import ShardReport
 from marlvec.vector.native_shard import BatchedShard
 from marlvec.vector.recovery import Fault
 from marlvec.vector.settings import check_seed, random_actions, random_stream, spread_seeds
@@ -149,7 +149,7 @@ class StatefulVectorEnv(VectorEnvBase):
         if env_ids is None and from_ids is None and stream is not None:
             self._rng = stream
         raise_failures(failures, self._place_name)
-        result = self._make_step(self._everyone, Report())
+        result = self._make_step(self._everyone, ShardReport())
         return result.obs, result.infos
 
     def _find_obstacles(self) -> dict[int, str]:
@@ -755,7 +755,8 @@ class VectorEnv(StatefulVectorEnv):
     @property
     def masked_env_ids(self) -> tuple[int, ...]:
         """Envs that ``on_fault="mask"`` has taken out for good."""
-        return tuple(np.flatnonzero(self._recovery.masked).tolist())
+        masked = self._recovery.masked
+        return tuple(masked.nonzero()[0].tolist()) if np.count_nonzero(masked) else ()
 
     @property
     def closed(self) -> bool:

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from marlvec.envs.spec import COMMON, EnvSpec, Info
 from marlvec.errors import RestartQuietly
 from marlvec.spaces import own_objects
-from marlvec.vector.buffers import Buffers, Selection
-from marlvec.vector.infos import ColumnRows, Report, put_columns, stack_infos
+from marlvec.vector.buffers import Buffers, EnvSelection
+from marlvec.vector.infos import ColumnRows, ShardReport, put_columns, stack_infos
 
 AnyArray = NDArray[Any]
 BoolArray = NDArray[np.bool_]
@@ -70,8 +70,8 @@ class VectorStep:
         self,
         buffers: Buffers,
         env_ids: NDArray[np.int64],
-        rows: Selection,
-        report: Report,
+        rows: EnvSelection,
+        report: ShardReport,
         *,
         grouped: bool,
         copy: bool,
@@ -239,7 +239,7 @@ class VectorStep:
         return stack_infos(own, len(self.env_ids), self._spec.agents)
 
 
-def _row_copier(rows: Selection, *, copy: bool) -> Callable[[AnyArray], AnyArray]:
+def _row_copier(rows: EnvSelection, *, copy: bool) -> Callable[[AnyArray], AnyArray]:
     """Return a function that takes these rows of an array: as a copy, or as a read-only view."""
 
     def cut(array: AnyArray) -> AnyArray:

@@ -616,7 +616,7 @@ def test_envs_are_listed_with_missing_extras(monkeypatch: pytest.MonkeyPatch) ->
     assert lines["pettingzoo/atari/pong_v3"].split() == ["atari", "atari", "yes"]
     assert lines["pettingzoo/classic/leduc_holdem_v4"].split() == ["classic", "classic", "no"]
     assert re.search(
-        r'^For the others: pip install "marlvec\[(brax,)?classic(,jaxmarl,jumanji,pgx)?\]"$', printed, re.M
+        r'^For the others: pip install "marlvec\[(brax,)?classic(,jaxmarl,jumanji,pgx)?(,textarena)?\]"$', printed, re.M
     )
     assert not any(name.startswith("gymnasium/") for name in lines)
 

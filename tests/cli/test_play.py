@@ -296,6 +296,21 @@ def test_a_recurrent_policy_plays_from_its_one_file() -> None:
     assert re.findall(r"counting plays (\d)$", result.stdout, re.M) == ["8"]
 
 
+def test_files_may_have_an_at_sign_in_their_names() -> None:
+    """Before the attribute, after it, or both."""
+    home = Path("a@b")
+    home.mkdir()
+    (home / "players.py").write_bytes(Path("players.py").read_bytes())
+    save_counting("mine.npz", 3)
+    Path("mine.npz").rename(home / "my@own.npz")
+    for maker in ("players.py", "a@b/players.py"):
+        result = play("tictactoe", "--policy", f"{maker}:counting@a@b/my@own.npz", typed="1\nq\n")
+        assert result.exit_code == 0, result.stderr
+        assert re.findall(r"counting plays (\d)$", result.stdout, re.M) == ["4"]
+    result = play("tictactoe", "--policy", "a@b/players.py:lowest", typed="q\n")
+    assert (result.exit_code, result.stderr) == (0, "")
+
+
 def save_counting(path: str, start: int, pieces: Any = None) -> None:
     """Save players.py's `Counting`, with the connector that returns it its state."""
     namespace: dict[str, Any] = {}

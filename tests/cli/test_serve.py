@@ -289,7 +289,7 @@ def test_connectors_of_ones_own_are_served_from_the_file_too() -> None:
     assert not Path("mine.npz").exists()
     script = """
 from pathlib import Path
-from marlvec.envs.making import load_file
+from marlvec.envs.recipes import load_file
 from tests.cli.test_serve import save_recurrent
 print(save_recurrent("mine.npz", load_file(Path("own.py")).Halve()))
 """

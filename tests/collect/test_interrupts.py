@@ -378,8 +378,7 @@ class Setting:
             found = sweep(call, after)
             assert 0 in np.diff(lost), "some cost nothing"
             collector._loop._drop_delivered()
-            stored = collector._policy_set.logs.closed().values()
-            assert collector._current.state.counters.closed_steps == sum(map(len, stored))
+            assert collector._current.state.counters.closed_steps == len(collector._policy_set.log.closed())
             if self.decides and not complete and not self.frozen:
                 healed(collector)
             return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, partial
@@ -17,11 +18,11 @@ from pettingzoo import ParallelEnv
 
 import marlvec
 from marlvec import Collector
-from marlvec.collect import row_log
+from marlvec.collect import columns, row_log, rows
 from marlvec.collect.columns import ColumnForms
 from marlvec.collect.rollout import RolloutLoop
 from marlvec.collect.row_log import RowLog
-from marlvec.collect.rows import BatchMemory, Moment
+from marlvec.collect.rows import UNREAD, Moment, PolicyAnswers, PolicyPart
 from marlvec.connectors import AgentPipeline, Rows, agent_connector
 from marlvec.connectors.agent import ClipReward, FrameStack, NormalizeObs, PrevActions
 from marlvec.errors import ContractError, RestartQuietly
@@ -36,6 +37,7 @@ from tests.vector.support.kinds import BACKENDS, vectorize
 
 
 AGENTS = 3
+POLICIES = 0, 1
 OBS: dict[str, Any] = {
     "box": np.zeros((0, 2), np.float32),
     "dict": {"image": np.zeros((0, 2, 2), np.uint8), "pair": (np.zeros(0, np.int64), np.zeros((0, 1)))},
@@ -52,20 +54,27 @@ class Book:
 
     def __init__(self) -> None:
         self.rows: list[dict[str, Any]] = []
-        self.columns: dict[str, Any] = {}  # by name, a column of no rows
-        self.answers: dict[str, Any] = {}
+        self.all_columns: dict[int, dict[str, Any]] = {k: {} for k in POLICIES}  # by name, a column of no rows
+        self.all_answers: dict[int, dict[str, Any]] = {k: {} for k in POLICIES}
 
-    def append(self, columns: Any, lanes: Any, ticks: Any, env_t: Any, missing: Any) -> None:
+    def append(self, columns: Any, lanes: Any, numbers: Any, ticks: Any, env_t: Any, missing: Any) -> None:
         if missing is None:
-            self.columns |= {name: map_tree(lambda leaf: leaf[:0], column) for name, column in columns.items()}
+            for number in {*numbers.tolist()} - {UNREAD}:
+                self.all_columns[number] |= {
+                    name: map_tree(lambda leaf: leaf[:0], column) for name, column in columns.items()
+                }
         for i, lane in enumerate(lanes.tolist()):
             tick = int(np.broadcast_to(ticks, lanes.shape)[i])
             final, lacks = missing is not None, missing is not None and bool(missing[i])
             place = {"lane": lane, "tick": tick, "env_t": int(env_t[i]), "final": final, "missing": lacks}
+            place["number"] = int(numbers[i])
             self.rows.append({**place, "row": row(columns, i), "answer": None})
 
-    def answer(self, lanes: Any, columns: Any) -> None:
-        self.answers |= {name: map_tree(lambda leaf: leaf[:0], column) for name, column in columns.items()}
+    def answer(self, number: int, lanes: Any, columns: Any) -> None:
+        if number != UNREAD:
+            self.all_answers[number] |= {
+                name: map_tree(lambda leaf: leaf[:0], column) for name, column in columns.items()
+            }
         for i, lane in enumerate(lanes.tolist()):
             waiting = [r for r in self.rows if r["lane"] == lane and not r["final"] and r["answer"] is None]
             waiting[0]["answer"] = row(columns, i)
@@ -103,7 +112,8 @@ class Book:
     def keep_ended(self, ended_N: Any) -> None:
         self.rows = [r for r in self.rows if r["row"]["eps_id"] < ended_N[r["lane"] // AGENTS]]
 
-    def read(self, numbers: Any, unroll_id: int) -> tuple[dict[str, Any], int]:
+    def read(self, number: int, numbers: Any, unroll_id: int) -> tuple[dict[str, Any], int]:
+        numbers = np.array([k for k in numbers.tolist() if self.rows[k]["number"] == number], np.int64)
         order = sorted(numbers.tolist(), key=lambda k: (self.rows[k]["lane"], k))
         first, then = [self.rows[k] for k in order], [self.rows[self.after(k) or 0] for k in order]
 
@@ -115,16 +125,17 @@ class Book:
                 [blank, *leaves],
             )
 
+        own_columns, answers = self.all_columns[number], self.all_answers[number]
         now, later, said = [r["row"] for r in first], [r["row"] for r in then], [r["answer"] for r in first]
         after = ("rewards", "terminated", "truncated")
         found = {
-            n: column(b, n, later if n in after else now) for n, b in self.columns.items() if n not in ("first", "last")
+            n: column(b, n, later if n in after else now) for n, b in own_columns.items() if n not in ("first", "last")
         }
         seen = [b["row"] if not b["missing"] else a["row"] for a, b in zip(first, then, strict=True)]
-        found["next_obs"] = column(self.columns["obs"], "obs", seen)
+        found["next_obs"] = column(own_columns["obs"], "obs", seen)
         for name in ("state", "action_mask", "added"):
-            if name in self.columns:
-                found[f"next_{name}"] = column(self.columns[name], name, later)
+            if name in own_columns:
+                found[f"next_{name}"] = column(own_columns[name], name, later)
         found["next_obs_missing"] = np.array([r["missing"] for r in then], np.bool_)
         found["env_t"], found["next_env_t"] = (np.array([r["env_t"] for r in part], np.int64) for part in (first, then))
         fragments = []
@@ -135,7 +146,7 @@ class Book:
             unroll_id += bool(i and (not goes_on or ended))
             fragments.append(unroll_id)
         found["unroll_id"] = np.array(fragments, np.int64)
-        found |= {name: column(blank, name, said) for name, blank in self.answers.items()}
+        found |= {name: column(blank, name, said) for name, blank in answers.items()}
         return found, unroll_id + 1
 
 
@@ -147,20 +158,29 @@ def _before(leaf: Any, name: str) -> Any:
 
 
 class Both:
-    """A policy's lanes, whose rows and answers go into a log and into a book; what is asked of both is the same."""
+    """Lanes whose rows and answers go into a log and into a book; what is asked of both is the same."""
 
     def __init__(self, num_envs: int, obs: Any, *, masked_from: int, state: bool, seed: int) -> None:
         self.rng = np.random.default_rng(seed)
         self.num_envs, self.obs, self.masked_from, self.state = num_envs, obs, masked_from, state
         self.num_lanes = num_envs * AGENTS
         self.book = Book()
-        self.log = RowLog(ColumnForms("policy 'p'"), self.num_lanes, BatchMemory())
+        self.log = self.new_log()
+        self.waiting: list[PolicyPart] = []  # of the last rows to act on
         self.tick, self.unroll, self.was_in_place = 0, 0, False
         self.eps_N = np.arange(num_envs)
         self.t_L = np.zeros(self.num_lanes, np.int64)
         self.waits_L = np.zeros(self.num_lanes, np.bool_)  # for an answer
         self.is_open_L = np.zeros(self.num_lanes, np.bool_)  # for an answer, or for what comes of it
         self.gone_L = np.zeros(self.num_lanes, np.bool_)
+        self.policies = [(0,), (0, 1), (0, 1, UNREAD)][seed % 3]
+        self.number_L = np.zeros(self.num_lanes, np.int64)
+        self._begin(np.arange(num_envs))
+
+    def new_log(self) -> RowLog:
+        log = RowLog(self.num_lanes, AGENTS)
+        log.forms = {k: ColumnForms(f"policy {k}") for k in POLICIES}
+        return log
 
     def some(self, like: Any, n: int) -> Any:
         return map_tree(lambda leaf: self.rng.integers(0, 9, (n, *leaf.shape[1:])).astype(leaf.dtype), like)
@@ -209,35 +229,57 @@ class Both:
     def _append(self, lanes: Any, rows: Rows, missing: Any) -> None:
         env_t = self.rng.integers(0, 50, len(lanes))
         tick = np.full(len(lanes), self.tick) if self.rng.random() < 0.5 else self.tick
-        columns, is_last = dict(rows.items()), missing is not None
-        self.book.append(columns, lanes, tick, env_t, missing)
-        if self.rng.random() < 0.5:
-            self.log.append(Moment(lanes, tick, env_t, is_last, missing, columns), list(columns))
+        order = self.number_L[lanes].argsort(kind="stable")  # policy after policy
+        lanes, rows, is_last = lanes[order], rows.take(order), missing is not None
+        missing = missing[order] if is_last else None
+        numbers, columns, eps_id = self.number_L[lanes], dict(rows.items()), rows["eps_id"]
+        self.book.append(columns, lanes, numbers, tick, env_t, missing)
+        kind, shared, parts = self.rng.integers(3), {}, []
+        more = dict(Rows.concat([rows.slice(0, 1), rows, rows.slice(0, 1)]).items())
+        for number in np.unique(numbers).tolist():
+            own = (numbers == number).nonzero()[0]
+            part = slice(int(own[0]), int(own[-1]) + 1)
+            if number == UNREAD:
+                parts.append(PolicyPart(UNREAD, lanes[part], {}))
+            elif kind == 0:
+                columns = dict(rows.take(own).items())
+                parts.append(PolicyPart(number, lanes[part], columns))
+                shared[number] = [*columns]
+            elif kind == 1:
+                parts.append(PolicyPart(number, lanes[part], columns, part))
+            else:
+                parts.append(PolicyPart(number, lanes[part], more, slice(part.start + 1, part.stop + 1)))
+        given = [part.columns for part in parts if part.number in shared]
+        self.log.append([Moment(lanes, tick, env_t, eps_id, is_last, missing, parts)], shared)
+        for columns in given:
             for _, leaf in tree_leaves(columns):
                 leaf[...] = 99  # which by now belongs to somebody else
-        elif self.rng.random() < 0.5:
-            self.log.append(Moment(lanes, tick, env_t, is_last, missing, columns))
-        else:  # as part of the rows of several policies
-            more = Rows.concat([rows.slice(0, 1), rows, rows.slice(0, 1)])
-            part = slice(1, 1 + len(lanes))
-            self.log.append(Moment(lanes, tick, env_t, is_last, missing, dict(more.items()), part))
+        if not is_last:
+            self.waiting = parts
 
     def answer(self, share: float) -> None:
         """Some of those that wait are answered, whichever rows they came with."""
         lanes = self.pick(self.waits_L, share)
         if not len(lanes):
             return
-        n = len(lanes)
-        columns = {
-            "actions": self.rng.integers(0, 5, n),
-            "logp": self.some((np.zeros(0, np.float32),), n),
-            "policy_version": np.full(n, self.tick),
-        }
-        if self.tick > 5:
-            columns["off_policy"] = self.rng.random(n) < 0.5
-        self.book.answer(lanes, columns)
-        self.log.answer(lanes, self.log.forms.check_answer(columns))
-        columns["actions"][...] = 99
+        said = []
+        for number in np.unique(self.number_L[lanes]).tolist():
+            own = lanes[self.number_L[lanes] == number]
+            n = len(own)
+            columns = {
+                "actions": self.rng.integers(0, 5, n),
+                "logp": self.some((np.zeros(0, np.float32),), n),
+                "policy_version": np.full(n, self.tick),
+            }
+            if self.tick > 5:
+                columns["off_policy"] = self.rng.random(n) < 0.5
+            self.book.answer(number, own, columns)
+            if number != UNREAD:
+                said.append((PolicyAnswers(number, own, self.log.forms[number].check_answer(columns)), columns))
+        if said:
+            self.log.answer([one for one, _ in said])
+        for _, columns in said:
+            columns["actions"][...] = 99
         self.waits_L[lanes] = False
         self.t_L[lanes] += 1
 
@@ -249,15 +291,18 @@ class Both:
     def lose(self, share: float) -> None:
         """Some envs lose their episodes, and all rows of those."""
         envs = np.flatnonzero(self.rng.random(self.num_envs) < share)
-        same(self.log.of_episodes(self.eps_N[envs]), self.book.of_episodes(self.eps_N[envs]))
-        for one in (self.book, self.log):
-            one.forget(one.of_episodes(self.eps_N[envs]))
+        numbers = self.book.of_episodes(self.eps_N[envs])
+        self.are_same(self.log.of_episodes(self.eps_N[envs]), numbers)
+        closed = len(self.book.closed(self.eps_N[envs]))
+        self.book.forget(numbers)
+        assert self.log.lose(self.eps_N[envs]) == closed
         self._begin(envs)
 
     def _begin(self, envs: Any) -> None:
         self.eps_N[envs] = self.eps_N.max(initial=0) + 1 + np.arange(len(envs))
         for table, value in ((self.t_L, 0), (self.waits_L, False), (self.is_open_L, False), (self.gone_L, False)):
             table.reshape(-1, AGENTS)[envs] = value
+        self.number_L.reshape(-1, AGENTS)[envs] = self.rng.choice(self.policies, (len(envs), AGENTS))
 
     def deliver(self, share: float) -> None:
         """A batch of all that is closed, or of what was closed first."""
@@ -270,21 +315,26 @@ class Both:
             order = zip(*(part.tolist() for part in self.book.closing_order(numbers)), strict=True)
             numbers = numbers[np.array([pair <= last for pair in order], np.bool_)]
             chosen = self.log.closed_until(last)
-            same(chosen, numbers)
+            self.are_same(chosen, numbers)
         if not len(numbers):
             return
-        want, stop = self.book.read(numbers, self.unroll)
-        got, got_stop = self.log.read(chosen, self.unroll)
-        assert got.keys() == want.keys()
-        assert got_stop == stop
-        for name, column in want.items():
-            for (path, leaf), (got_path, got_leaf) in zip(tree_leaves(column), tree_leaves(got[name]), strict=True):
-                assert path == got_path
-                same(got_leaf, leaf, name)
-        self.unroll = stop
+        counts = self.log.counts(chosen)
+        assert counts == dict(Counter(sorted(self.book.rows[k]["number"] for k in numbers)))
+        batches = []
+        for number in counts.keys() - {UNREAD}:
+            want, stop = self.book.read(number, numbers, self.unroll)
+            got, got_stop = self.log.read(number, chosen, self.unroll)
+            assert got.keys() == want.keys()
+            assert got_stop == stop
+            for name, column in want.items():
+                for (path, leaf), (got_path, got_leaf) in zip(tree_leaves(column), tree_leaves(got[name]), strict=True):
+                    assert path == got_path
+                    same(got_leaf, leaf, name)
+            self.unroll = stop
+            batches.append(dict(got.items()))
         self.book.forget(numbers)
         self.log.forget(chosen)
-        for _, leaf in tree_leaves(got):
+        for _, leaf in (leaf for batch in batches for leaf in tree_leaves(batch)):
             if leaf.flags.writeable and leaf.dtype != object:
                 leaf[...] = 7  # the batch is its user's
 
@@ -293,7 +343,7 @@ class Both:
         self.cut(1.0)
         self.observe(1.0)
         length = int(self.rng.integers(1, 5))
-        self.log.begin_block(length)
+        self.log.begin_blocks(length, {} if UNREAD in self.policies else {p.number: p for p in self.waiting})
         for _ in range(length if share > 0.5 else length - 1):
             self.answer(1.0)
             if self.rng.random() < 0.3:
@@ -305,14 +355,15 @@ class Both:
 
     def save(self, share: float) -> None:
         """Go on with another log that has its state."""
-        forms, state = self.log.forms, self.log.get_state()
-        other = RowLog(ColumnForms("policy 'p'"), self.num_lanes, BatchMemory())
-        other.prepare(copy.deepcopy(state), forms)()
+        other, asked = self.new_log(), [*POLICIES, UNREAD]
+        states = {number: self.log.get_state(number) for number in asked}
+        other.prepare({k: (copy.deepcopy(states[k]), self.log.forms.get(k)) for k in asked})()
         self.log = other
-        again = self.log.get_state()
-        for (path, leaf), (got_path, got_leaf) in zip(tree_leaves(state), tree_leaves(again), strict=True):
-            assert path == got_path
-            same(got_leaf, leaf, path)
+        for number, state in states.items():
+            again = self.log.get_state(number)
+            for (path, leaf), (got_path, got_leaf) in zip(tree_leaves(state), tree_leaves(again), strict=True):
+                assert path == got_path
+                same(got_leaf, leaf, path)
 
     def cut(self, share: float) -> None:
         """After an interrupt only episodes that have ended stay."""
@@ -320,7 +371,7 @@ class Both:
             return
         ended_N = np.where(self.is_open_L.reshape(-1, AGENTS).any(axis=1), self.eps_N, self.eps_N + 1)
         self.book.keep_ended(ended_N)
-        self.log.keep_ended(ended_N)
+        assert self.log.keep_ended(ended_N) == len(self.book.closed())
         self._begin(np.arange(self.num_envs))
 
     def compare(self) -> None:
@@ -328,16 +379,29 @@ class Both:
         numbers = self.book.closed()
         assert len(self.log.closed()) == len(numbers)
         some = self.rng.choice(self.eps_N, 2)
-        same(self.log.closed(some), self.book.closed(some))
+        self.are_same(self.log.closed(some), self.book.closed(some))
         kept = self.log.without(self.log.closed(), set(some.tolist()))
         assert len(kept) == len(numbers) - len(self.book.closed(some))
-        for got, want in zip(self.log.closing_order(self.log.closed()), self.book.closing_order(numbers), strict=True):
-            same(got, want)
-        last = tuple(self.rng.integers(0, [self.tick + 1, self.num_lanes]).tolist())
-        assert len(self.log.closed_until(last)) == sum(
-            pair <= last for pair in zip(*(part.tolist() for part in self.book.closing_order(numbers)), strict=True)
+        got, want = (
+            sorted(zip(*(part.tolist() for part in one.closing_order(these)), strict=True))
+            for one, these in ((self.log, self.log.closed()), (self.book, numbers))
         )
+        assert got == want
+        last = tuple(self.rng.integers(0, [self.tick + 1, self.num_lanes]).tolist())
+        assert len(self.log.closed_until(last)) == sum(pair <= last for pair in want)
+        if want:
+            assert self.log.last_of_first(len(want) // 2 + 1) == want[len(want) // 2]
         same(self.log.open_lanes, np.flatnonzero(self.is_open_L))
+        for number in self.policies:
+            assert self.log.size(number) == sum(r["number"] == number for r in self.book.rows)
+
+    def are_same(self, got: Any, want: Any) -> None:
+        """Rows by their numbers in the log and in the book, which may be in another order."""
+        index = self.log._index
+        columns = (index.lane[got], index.tick[got], index.final[got], index.number[got])
+        names = ("lane", "tick", "final", "number")
+        rows = [tuple(self.book.rows[k][name] for name in names) for k in want]
+        assert sorted(zip(*(column.tolist() for column in columns), strict=True)) == sorted(rows)
 
 
 def same(got: Any, want: Any, name: str = "") -> None:
@@ -380,19 +444,20 @@ def test_where_all_act_each_batch_is_what_came(obs: str) -> None:
     assert both.tick > 12
 
 
-def test_a_full_block_gives_out_its_own_arrays() -> None:
-    """Wide rows are written once, to where the batch has them."""
+def test_a_whole_block_gives_out_its_own_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Large rows are written once, to where the batch has them."""
+    monkeypatch.setattr(rows, "_WIDE", 64)
+    monkeypatch.setattr(columns, "_NARROW", 4)
     both = Both(3, OBS["box"], masked_from=0, state=True, seed=0)
     both.observe(1.0)
-    both.log.begin_block(2)
+    both.log.begin_blocks(2, {part.number: part for part in both.waiting})
     for _ in range(2):
         both.answer(1.0)
         both.observe(1.0)
-    moment = both.log._kept.moments[0]
-    assert moment.block is not None
-    (table,) = moment.block.rows["state"] if moment.block.rows["state"][0].flags.c_contiguous else [None]
-    got, _ = both.log.read(both.log.closed(), 0)
-    assert table is None or np.shares_memory(got["state"], table)
+    block = both.log._kept.blocks[0]
+    assert block.tables.keys() >= {"state", "obs"}
+    got, _ = both.log.read(0, both.log.closed(), 0)
+    assert np.shares_memory(got["state"], block.tables["state"][0])
     assert not np.shares_memory(got["next_state"], got["state"])
 
 
@@ -400,10 +465,10 @@ def test_a_column_that_changes_its_form_leaves_it_as_it_was() -> None:
     both = Both(2, OBS["box"], masked_from=99, state=False, seed=0)
     lanes = np.arange(6)
     columns = dict(both.rows(lanes, last=False).items())
-    both.log.append(Moment(lanes, 0, np.zeros(6, np.int64), False, None, columns))
+    both.log.append([Moment(lanes, 0, lanes, lanes, False, None, [PolicyPart(0, lanes, columns)])])
     bad = {**columns, "obs": np.zeros((6, 3), np.float32)}
     with pytest.raises(ContractError, match="'obs' was float32 of shape"):
-        both.log.append(Moment(lanes, 1, np.ones(6, np.int64), False, None, bad), ["obs"])
+        both.log.append([Moment(lanes, 1, lanes, lanes, False, None, [PolicyPart(0, lanes, bad)])], {0: ["obs"]})
     assert len(both.log) == 6
     assert not len(both.log.closed())
 
@@ -714,8 +779,7 @@ def observed(setting: Setting, calls: Sequence[tuple[str, int]], given_up: Seque
             nonlocal tick
             tick += 1
             if given_up is not None and tick in given_up:
-                for runner in collector._runners.values():
-                    runner.log._kept.block = None
+                collector._policy_set.log._kept.blocks = {}
             step(needed)
 
         loop.step = forced  # type: ignore[method-assign]
@@ -723,7 +787,7 @@ def observed(setting: Setting, calls: Sequence[tuple[str, int]], given_up: Seque
             loop.begin_call = lambda needed, length: begin_call(needed, 0)  # type: ignore[method-assign]
         for unit, amount in calls:
             batch = collector.collect(**{unit: amount})
-            in_place += any(isinstance(runner.log.closed(), range) for runner in collector._runners.values())
+            in_place += isinstance(collector._policy_set.log.closed(), range)
             seen.append((batch.env_steps, batch.agent_steps))
             for name, rows in batch.items():
                 for key, column in rows.items():
@@ -787,7 +851,7 @@ def test_a_block_is_read_as_rows_are_sorted_on_every_backend(backend: str, mode:
     want, _ = observed(setting, calls, None)
     got, in_place = observed(setting, calls, [])
     assert got == want
-    assert in_place == 3  # in the first, the first mask comes
+    assert in_place == 4  # also that in which the first mask comes
 
 
 class Scribbler(Chooser):
@@ -880,3 +944,19 @@ def test_where_there_is_no_memory_for_a_block_the_same_comes(monkeypatch: pytest
     got, in_place = observed(setting, calls, [])
     assert got == want
     assert in_place == 2
+
+
+def test_memory_of_sorted_batches_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All policies' columns of a batch are of one generation, and two batches back they are gone."""
+    monkeypatch.setattr(rows, "_LARGE", 64)
+    setting, held = Setting(odd="death", policies="pqp"), []
+    with setting.envs() as envs:
+        collector = setting.collector(envs)
+        memory = collector._policy_set.log._memory
+        for _ in range(12):
+            collector.collect(env_steps=3 * 8 + 1)
+            assert not isinstance(collector._policy_set.log.closed(), range)
+            held.append(
+                sum(len(pieces) for part in (memory._older, memory._last, memory._now) for pieces in part.values())
+            )
+    assert max(held[6:]) < 1.5 * max(held[3:6])

@@ -1,4 +1,4 @@
-"""Pipelines that live through a story, of pieces of all kinds; and a life that is cut by a kill.
+"""Pipelines that live through sampled steps, of pieces of all kinds; and a life that is cut by a kill.
 
 As a command, ``python -m tests.connectors.lives begin FILE`` lives the first half, saves and kills itself, and
 ``... go-on FILE OUT`` loads that and lives the second half.
@@ -98,7 +98,7 @@ def agent_pieces() -> st.SearchStrategy[c.AgentConnector]:
 
 @st.composite
 def agent_pipelines(draw: st.DrawFn) -> c.AgentPipeline:
-    """A chain, bound to the story's spaces, whose last pieces stand in a chain of their own."""
+    """A chain, bound to the spaces of the sampled steps, whose last pieces stand in a chain of their own."""
     pieces = draw(st.lists(agent_pieces(), min_size=1, max_size=5, unique_by=_column))
     at = draw(st.integers(0, len(pieces)))
     pipeline = c.AgentPipeline([*pieces[:at], c.AgentPipeline(pieces[at:])])
@@ -127,27 +127,27 @@ def _bound(pipeline: c.ActionPipeline) -> c.ActionPipeline:
     return pipeline
 
 
-def story(seed: int, count: int) -> list[TrialStep]:
+def sampled_steps(seed: int, count: int) -> list[TrialStep]:
     columns = {"h": Box(-1, 1, (2,), np.float32)}
-    return SampledRows(OBS, ACTION, ACTION, columns, 3, len(AGENTS), seed).moments(count)
+    return SampledRows(OBS, ACTION, ACTION, columns, 3, len(AGENTS), seed).steps(count)
 
 
-def live(pipeline: c.AgentPipeline | c.ActionPipeline, moments: Sequence[TrialStep]) -> list[dict[str, Any]]:
-    """Play the moments to a pipeline as a collector would; all columns that came out, moment by moment."""
+def live(pipeline: c.AgentPipeline | c.ActionPipeline, steps: Sequence[TrialStep]) -> list[dict[str, Any]]:
+    """Play the steps to a pipeline as a collector would; all columns that came out, step by step."""
     outs = []
-    for moment in moments:
+    for step in steps:
         if isinstance(pipeline, c.ActionPipeline):
-            acting = ~moment.rows.last
-            outs.append(pipeline(moment.rows.replace(**moment.answer).take(acting)))
+            acting = ~step.rows.last
+            outs.append(pipeline(step.rows.replace(**step.answer).take(acting)))
         else:
-            out = pipeline(moment.rows)
+            out = pipeline(step.rows)
             outs.append(out)
-            place = {key: i for i, key in enumerate(_keys(moment.rows))}
+            place = {key: i for i, key in enumerate(_keys(step.rows))}
             came = np.array([place[key] for key in _keys(out)], np.int64)
-            answered = out.replace(**moment.answer.take(came)).take(~moment.rows.last[came])
+            answered = out.replace(**step.answer.take(came)).take(~step.rows.last[came])
             pipeline.on_policy_output(answered.replace(state_out={"h": answered["h"]}))
-        if moment.over:
-            pipeline.reset(moment.over)
+        if step.over:
+            pipeline.reset(step.over)
     return outs
 
 
@@ -181,14 +181,14 @@ HALF = 12
 
 def main(way: str, file: str, out: str = "") -> None:
     """Live one half."""
-    moments = story(5, 2 * HALF)
+    steps = sampled_steps(5, 2 * HALF)
     if way == "begin":
         pipeline = whole()
-        live(pipeline, moments[:HALF])
+        live(pipeline, steps[:HALF])
         pipeline.save(file)
         os.kill(os.getpid(), signal.SIGKILL)
     pipeline = c.AgentPipeline.load(file)
-    columns = live(pipeline, moments[HALF:])
+    columns = live(pipeline, steps[HALF:])
     np.savez(out, **{f"{i}/{name}": value for i, row in enumerate(columns) for name, value in row.items()})
     pipeline.save(file)
 

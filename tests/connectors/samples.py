@@ -174,9 +174,9 @@ def sampled_actions(
     space: Space, ticks: int, *, envs: int = 3, agents: int = 2, seed: int = 0, mask: Space | None = None
 ) -> list[Rows]:
     """Draw ticks of an imagined rollout, whose actions are members of ``space``, with action masks of ``mask``."""
-    story = SampledRows(OBS, space, OBS if mask is None else mask, {}, envs, agents, seed)
-    acting = [moment.take(~moment.rows.last) for moment in story.moments(ticks)]
-    return [moment.rows.replace(**moment.answer) for moment in acting]
+    sampled = SampledRows(OBS, space, OBS if mask is None else mask, {}, envs, agents, seed)
+    acting = [step.take(~step.rows.last) for step in sampled.steps(ticks)]
+    return [step.rows.replace(**step.answer) for step in acting]
 
 
 def send(pipeline: ActionPipeline, ticks: Sequence[Rows]) -> list[Rows]:

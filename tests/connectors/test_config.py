@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import types
 from collections import OrderedDict
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -15,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+import marlvec
 from marlvec import connectors as c
 from marlvec.connectors import (
     ActionPipeline,
@@ -29,16 +33,19 @@ from marlvec.connectors import (
 from marlvec.connectors.pipeline import LearnerPipeline
 from marlvec.connectors.registry import connector_from_config, register_connector
 from marlvec.errors import AlreadyRegisteredError, ArgumentError, RegistryError, SerialisationError
-from marlvec.serialization.values import CLASSES, FUNCTIONS, decode, encode, outline
+from marlvec.selfplay import OpponentPool
+from marlvec.serialization.values import CLASSES, FUNCTIONS, OWN_SPACES, decode, encode, outline
 from marlvec.spaces import describe_difference
 from tests.connectors.samples import Space, any_spaces
 from tests.vector.support.reference import refused
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(autouse=True)
 def registry(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a test registers is forgotten after it."""
-    for names in (CLASSES, FUNCTIONS):
+    for names in (CLASSES, FUNCTIONS, OWN_SPACES):
         monkeypatch.setattr(names, "_things", dict(names._things))
 
 
@@ -162,12 +169,141 @@ class OwnSpace(spaces.Box):
         (np.ma.masked_array([1], [True]), "cannot be saved"),
         (object(), "cannot be saved"),
         (np.tanh, "is <ufunc 'tanh'>, which is not registered"),
-        (OwnSpace(0, 1, (2,)), "is a OwnSpace; only Gymnasium's own spaces and"),
+        (OwnSpace(0, 1, (2,)), "is a OwnSpace, which is not registered: write @marlvec.register_space"),
     ],
 )
 def test_what_has_no_form_is_an_error_that_says_where(value: Any, text: str) -> None:
     raised = refused(SerialisationError, text, encode, {"x": [value]}, "what")
     assert str(raised).startswith("what['x'][0] ")
+
+
+@marlvec.register_space(name="tests/words")
+class Words(spaces.Space[str]):
+    """Some words; equal if the words are, whatever their order. No __repr__: that of a plain object has an address."""
+
+    __repr__ = object.__repr__
+
+    def __init__(self, words: Any, *, longest: int = 9, seed: int | None = None) -> None:
+        self.words, self.longest = tuple(words), longest
+        super().__init__((), None, seed)
+
+    def sample(self, mask: Any = None, probability: Any = None) -> str:
+        return str(self.np_random.choice(self.words))
+
+    def contains(self, x: Any) -> bool:
+        return x in self.words
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Words) and set(self.words) == set(other.words)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+@marlvec.register_space
+class Even(spaces.Discrete):
+    """Without an ``==`` of its own class."""
+
+    def __init__(self, pairs: int) -> None:
+        self.pairs = pairs
+        super().__init__(2 * pairs)
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        Words(["a", "b c"], longest=3),
+        Even(4),
+        spaces.Dict(said=spaces.Tuple([Words("xy"), Even(1)]), at=spaces.Discrete(2)),
+    ],
+    ids=["Words", "Even", "nested"],
+)
+def test_a_space_of_a_registered_class_is_stored_by_name(space: Any) -> None:
+    data = json.loads(json.dumps(encode(space, "the space"), default=lambda array: array.tolist()))
+    assert "address" not in str(data)
+    rebuilt = decode(encode(space, "the space"))
+    assert describe_difference(space, rebuilt) is None
+    space.seed(3), rebuilt.seed(3)
+    assert space.sample() == rebuilt.sample()
+
+
+def test_what_a_class_of_spaces_must_have_to_be_stored() -> None:
+    class Hides(spaces.Discrete):
+        def __init__(self, pairs: int, *more: int) -> None:
+            super().__init__(2 * pairs)
+
+    class Drifts(spaces.Discrete):
+        def __init__(self, pairs: int) -> None:
+            self.pairs = pairs + 1
+            super().__init__(2 * pairs)
+
+    refused(SerialisationError, "is a Hides, which is not registered", encode, Hides(2), "x")
+    for cls, text in ((Hides, "got none for pairs, \\*more"), (Drifts, "would be another space when read back")):
+        assert marlvec.register_space(cls, name=f"tests/{cls.__name__}") is cls
+        refused(SerialisationError, text, encode, cls(2), "x")
+    refused(ArgumentError, "expected a class derived from gymnasium.spaces.Space", marlvec.register_space, int)
+    for cls, name in ((Hides, "Box"), (spaces.Box, "tests/box"), (Drifts, "tests/words"), (Words, "other")):
+        refused(AlreadyRegisteredError, "", marlvec.register_space, cls, name=name)
+    refused(
+        RegistryError,
+        "no space class is registered as 'tests/wrds'.*did you mean 'tests/words'",
+        decode,
+        {"$space": "tests/wrds", "args": {}},
+    )
+    refused(ArgumentError, "cannot make a 'tests/words'", decode, {"$space": "tests/words", "args": {"word": 3}})
+
+
+class Chat(marlvec.MultiAgentEnv):
+    """Two who say words in turns."""
+
+    agents = ("ann", "bob")
+    observation_spaces = action_spaces = (Words(["yes", "no"]),) * 2
+
+    def reset(self, slot: Any, *, seed: int | None = None, options: Any = None) -> None:
+        self.t = 0
+        for a in (0, 1):
+            slot.alive[a] = slot.acting[a] = True
+            slot.write_obs(a, "yes")
+
+    def step(self, slot: Any) -> None:
+        self.t += 1
+        for a, said in enumerate(slot.read_actions()):
+            slot.write_obs(1 - a, said)
+        if self.t == 5:
+            self.cut_short(slot)
+
+    def get_state(self) -> int:
+        return self.t
+
+    def set_state(self, state: int) -> None:
+        self.t = state
+
+
+def run_chat(folder: Path, load: bool) -> str:
+    """Collect, with a pool and a checkpoint; what follows is returned."""
+    with marlvec.make(Chat, 2, backend="sync") as envs:
+        collector = marlvec.Collector(envs, {"main": marlvec.RandomPolicy()}, seed=0)
+        pool = OpponentPool.load(folder / "pool", marlvec.RandomPolicy) if load else OpponentPool(marlvec.RandomPolicy)
+        if load:
+            marlvec.load_checkpoint(folder / "run", collector=collector)
+            assert list(pool) == ["main_0"]
+            assert pool["main_0"].agent_connectors().input_space == Chat.observation_spaces[0]
+        else:
+            collector.collect(env_steps=7)
+            pool.snapshot(collector, "main")
+            pool.save(folder / "pool")
+            marlvec.save_checkpoint(folder / "run", collector=collector)
+        return str(collector.collect(env_steps=9)["main"].actions.tolist())
+
+
+def test_a_pool_and_a_checkpoint_take_own_spaces_and_a_new_process_reads_them(tmp_path: Path) -> None:
+    expected = run_chat(tmp_path, load=False)
+    assert run_chat(tmp_path, load=True) == expected
+    program = (
+        "import pathlib, sys, tests.connectors.test_config as t; print(t.run_chat(pathlib.Path(sys.argv[1]), True))"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert result.stdout.strip() == expected, result.stderr
 
 
 def test_a_space_that_is_more_than_its_arguments_is_not_written_down() -> None:

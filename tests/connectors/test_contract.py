@@ -28,6 +28,7 @@ from marlvec.connectors import AgentConnector, Connector, Rows
 from marlvec.connectors.connector import EnvIds, State
 from marlvec.connectors.registry import SIDES, CatalogueRow, catalogue
 from marlvec.errors import ArgumentError, StateError, UnsupportedSpaceError
+from marlvec.spaces import AnyText
 from marlvec.testing.check_connector import check_batched, check_connector, check_order
 from marlvec.testing.connector_trial import EpisodeTrial, TrialReport, TrialStep
 from marlvec.trees import map_tree
@@ -57,6 +58,7 @@ WIDE_STATE = Box(-5, 5, (4,), np.float64)
 NAMES = ("wolf_0", "wolf_1", "hare")
 RNN = {"h": np.zeros(4, np.float32), "c": np.ones(2)}
 RNN_OUT = Dict(h=Box(-1.0, 1.0, (4,)), c=Box(-1.0, 1.0, (2,), np.float64))
+TALK = Dict(heard=AnyText(5, examples=["", "a", "b c"]), place=VECTOR, said=spaces.Text(4))
 STATES = {"state_in": Box(-1.0, 1.0, (2,)), "state_out": Box(-1.0, 1.0, (2,))}
 
 
@@ -160,6 +162,11 @@ CASES: list[tuple[str, Any, Any, dict[str, Any]]] = [
     ("TeamObs", (), NESTED, {}),
     ("TeamObs", (), CAMERA, {}),
     ("TeamObs", (_mean, VECTOR), VECTOR, {}),
+    ("Template", ("<{obs}|{obs}>",), TALK, {}),
+    ("Template", {"template": "{obs}.", "keys": ["heard"]}, TALK, {}),
+    ("History", {"keep": 2}, TALK, {}),
+    ("History", {"max_chars": 9, "separator": ";"}, AnyText(6), {}),
+    ("History", {"keep": 3, "max_chars": 8, "keys": ["said"]}, TALK, {}),
     ("TimeFeature", (10,), VECTOR, {}),
     ("TransposeObs", (), IMAGE, {}),
     ("TransposeObs", (), CAMERA, {}),
@@ -265,13 +272,13 @@ def test_a_reset_alone_begins_an_episode(name: str, args: Any, space: Any, more:
     if "decay_steps" in args:
         return
     trial = _trial(name, args, space, more)
-    moments = [TrialStep(moment.rows.drop("first"), moment.answer) for moment in trial.moments()]
+    steps = [TrialStep(step.rows.drop("first"), step.answer) for step in trial.steps()]
     used, fresh = trial.player(), trial.player()
-    for moment in moments[:6]:
-        used.see(moment)
+    for step in steps[:6]:
+        used.see(step)
     used.reset(None)
-    for moment in moments[6:]:
-        same_tree(used.see(moment), fresh.see(moment))
+    for step in steps[6:]:
+        same_tree(used.see(step), fresh.see(step))
 
 
 def _spoilt(state: Any) -> Any:
@@ -288,9 +295,9 @@ def _spoilt(state: Any) -> Any:
 def test_foreign_state_is_rejected_as_a_whole(name: str, args: Any, space: Any, more: dict[str, Any]) -> None:
     trial = _trial(name, args, space, more)
     used, other = trial.player(), trial.player()
-    for moment in trial.moments()[:4]:
-        used.see(moment)
-    other.see(trial.moments()[0])
+    for step in trial.steps()[:4]:
+        used.see(step)
+    other.see(trial.steps()[0])
     state, before = used.piece.state_dict(), other.piece.state_dict()
     for wrong in [{"x": 1}, *([_spoilt(state)] if state else [])]:
         refused(ArgumentError, "", other.piece.load_state_dict, wrong)

@@ -19,7 +19,7 @@ from marlvec.connectors.leafwise import space_summary
 from marlvec.errors import ArgumentError, ContractError, StateError, UnsupportedSpaceError
 from marlvec.spaces.tree import map_space
 from marlvec.trees import tree_leaves
-from tests.connectors.lives import AGENTS, action_pipelines, agent_pipelines, live, story
+from tests.connectors.lives import AGENTS, action_pipelines, agent_pipelines, live, sampled_steps
 from tests.connectors.samples import Space, all_inside, any_spaces, batch, pairs_of, rows_of, same_tree, vectors
 from tests.vector.support.reference import refused
 
@@ -584,12 +584,12 @@ def test_a_reset_reaches_all_pieces_and_takes_exactly_the_named_envs(pipeline: A
         other.bind(pipeline.input_space, AGENTS, pipeline.action_space)
     else:
         other.bind(pipeline.env_space, AGENTS)
-    moments = story(4, 14)
+    steps = sampled_steps(4, 14)
     stay = tuple({0, 1, 2} - set(gone or (0, 1, 2)))
-    live(pipeline.eval(), moments[:7])
-    live(other.eval(), [moment.of_envs(stay) for moment in moments[:7]])
+    live(pipeline.eval(), steps[:7])
+    live(other.eval(), [step.of_envs(stay) for step in steps[:7]])
     pipeline.reset(gone)
-    for expected, got in zip(live(other, moments[7:]), live(pipeline, moments[7:]), strict=True):
+    for expected, got in zip(live(other, steps[7:]), live(pipeline, steps[7:]), strict=True):
         same_tree(got, expected)
 
 

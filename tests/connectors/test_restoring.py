@@ -30,7 +30,7 @@ from tests.connectors.lives import (
     action_pipelines,
     agent_pipelines,
     live,
-    story,
+    sampled_steps,
     whole,
 )
 from tests.connectors.samples import any_spaces, same_tree
@@ -49,16 +49,16 @@ def test_restored_mid_episode_a_pipeline_goes_on_as_if_never_interrupted(
     used = type(pipeline).from_config(pipeline.to_config())
     used.bind(pipeline.input_space if isinstance(pipeline, c.AgentPipeline) else pipeline.env_space, AGENTS, ACTION)
     _ = pipeline.train() if training else pipeline.eval()
-    moments = story(1, 18)
-    live(pipeline, moments[:cut])
-    live(used, story(2, 5))
+    steps = sampled_steps(1, 18)
+    live(pipeline, steps[:cut])
+    live(used, sampled_steps(2, 5))
     with tempfile.TemporaryDirectory() as folder:
         pipeline.save(f"{folder}/chain.npz")
         loaded = type(pipeline).load(f"{folder}/chain.npz")
         used.restore(f"{folder}/chain.npz")
-    outs = live(pipeline, moments[cut:])
+    outs = live(pipeline, steps[cut:])
     for other in (loaded, used):
-        for expected, got in zip(outs, live(other, moments[cut:]), strict=True):
+        for expected, got in zip(outs, live(other, steps[cut:]), strict=True):
             same_tree(got, expected)
         same_tree(other.state_dict(), pipeline.state_dict())
         assert repr(other.to_config()) == repr(pipeline.to_config())
@@ -78,9 +78,9 @@ def test_a_process_that_was_killed_is_gone_on_with_in_another(tmp_path: Path) ->
     gone_on = subprocess.run([*command, "go-on", file, out], cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert (gone_on.returncode, gone_on.stderr) == (0, "")
 
-    pipeline, moments = whole(), story(5, 2 * HALF)
-    live(pipeline, moments[:HALF])
-    expected = {f"{i}/{k}": v for i, row in enumerate(live(pipeline, moments[HALF:])) for k, v in row.items()}
+    pipeline, steps = whole(), sampled_steps(5, 2 * HALF)
+    live(pipeline, steps[:HALF])
+    expected = {f"{i}/{k}": v for i, row in enumerate(live(pipeline, steps[HALF:])) for k, v in row.items()}
     with np.load(out) as got:
         same_tree({name: got[name] for name in got.files}, expected)
     loaded = c.AgentPipeline.load(file)
@@ -126,7 +126,7 @@ def test_unbound_pipeline_is_loaded_unbound(tmp_path: Path) -> None:
 @pytest.fixture
 def saved(tmp_path: Path) -> Path:
     pipeline = whole()
-    live(pipeline, story(1, 4))
+    live(pipeline, sampled_steps(1, 4))
     pipeline.save(tmp_path / "chain.npz")
     return tmp_path / "chain.npz"
 
@@ -171,7 +171,7 @@ def edited(**changes: Any) -> c.AgentPipeline:
 )
 def test_the_file_of_another_pipeline_is_refused_with_the_difference(changes: Any, text: str, saved: Path) -> None:
     pipeline = edited(**changes)
-    live(pipeline, story(3, 4))
+    live(pipeline, sampled_steps(3, 4))
     before = pipeline.state_dict()
     raised = refused(CheckpointError, text, pipeline.restore, saved)
     assert raised.file == str(saved)
@@ -240,7 +240,7 @@ def test_what_another_version_wrote_and_this_one_cannot_build_is_refused(saved: 
         write_archive(tmp_path / "other.npz", case)
         refused(CheckpointError, text, c.AgentPipeline.load, tmp_path / "other.npz")
     pipeline = whole()
-    live(pipeline, story(3, 4))
+    live(pipeline, sampled_steps(3, 4))
     before = pipeline.state_dict()
     for case in (state, training):
         write_archive(tmp_path / "other.npz", case)
@@ -269,7 +269,7 @@ def test_states_of_any_number_of_workers_are_merged_and_all_go_on_alike(workers:
     main = whole()
     for seed, pipeline in enumerate(pipelines):
         pipeline.train()
-        live(pipeline, story(seed, 8))
+        live(pipeline, sampled_steps(seed, 8))
     before = main.state_dict()
     merged = main.merge_states([pipeline.state_dict() for pipeline in pipelines])
     write_archive(tmp_path / "merged.npz", {"state": merged})
@@ -281,7 +281,7 @@ def test_states_of_any_number_of_workers_are_merged_and_all_go_on_alike(workers:
         same_tree(state["norm"]["NormalizeObs_2"]["moments"], states[-1]["norm"]["NormalizeObs_2"]["moments"])
     for state, history in zip(states, histories, strict=False):
         same_tree(state["FrameStack"], history)
-    rows = sum(len(moment.rows) for seed in range(workers) for moment in story(seed, 8))
+    rows = sum(len(step.rows) for seed in range(workers) for step in sampled_steps(seed, 8))
     assert _counted(main) == rows
     if not workers:
         same_tree(main.state_dict(), before)
@@ -294,10 +294,10 @@ def _counted(pipeline: c.AgentPipeline) -> float:
 
 def test_a_state_that_is_not_ones_own_leaves_all_pieces_as_they_were() -> None:
     pipeline = whole()
-    live(pipeline, story(1, 4))
+    live(pipeline, sampled_steps(1, 4))
     before = pipeline.state_dict()
     other = whole()
-    live(other, story(2, 6))
+    live(other, sampled_steps(2, 6))
     wrong = other.state_dict()
     wrong["PrevActions"] = {"nonsense": 1}
     raised = refused(ArgumentError, "", pipeline.load_state_dict, wrong)
@@ -349,10 +349,10 @@ def test_state_saved_before_any_row_clears_memory(tmp_path: Path) -> None:
     chain.bind(OBS, AGENTS, ACTION)
     chain.save(tmp_path / "chain.npz")
     used = c.AgentPipeline.load(tmp_path / "chain.npz")
-    live(used, story(2, 5))
+    live(used, sampled_steps(2, 5))
     assert used.state_dict() != chain.state_dict()
     used.restore(tmp_path / "chain.npz")
     assert used.state_dict() == chain.state_dict()
-    moments = story(1, 9)[3:]
-    for expected, got in zip(live(chain, moments), live(used, moments), strict=True):
+    steps = sampled_steps(1, 9)[3:]
+    for expected, got in zip(live(chain, steps), live(used, steps), strict=True):
         same_tree(got, expected)

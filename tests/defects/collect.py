@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -12,16 +11,15 @@ import numpy as np
 from marlvec.collect import policies as policy_set
 from marlvec.collect import rollout as batch_builder
 from marlvec.collect import row_log
-from marlvec.collect import row_log as block_reader
 from marlvec.collect.collector import EvaluationCollector
 from marlvec.collect.columns import ColumnForms
 from marlvec.collect.episodes import Episode, EpisodeTracker
-from marlvec.collect.policies import PolicyLogs, PolicyRouter
+from marlvec.collect.policies import PolicyRouter
 from marlvec.collect.policy_runner import PolicyRunner, Selection
 from marlvec.collect.rollout import BatchBuilder, RolloutLoop
 from marlvec.collect.row_builder import RowBuilder
 from marlvec.collect.row_log import RowLog
-from marlvec.collect.rows import Moment
+from marlvec.collect.rows import Block, PolicyPart
 from marlvec.collect.scheduling import EnvStep
 from marlvec.connectors import Rows
 from tests.defects.registry import Patch, after, during, found_by
@@ -196,7 +194,7 @@ def collected_t_goes_on(patch: Patch) -> None:
 def collected_half_a_tick_kept(patch: Patch) -> None:
     """Where a policy raises, those before it forget that their rows wait."""
 
-    def forget(_: Any, runner: PolicyRunner, ready: Moment) -> None:
+    def forget(_: Any, runner: PolicyRunner, ready: PolicyPart) -> None:
         runner.ready = runner.ready.take(~np.isin(runner.ready.lanes, ready.lanes))
 
     after(patch, PolicyRunner, "act", forget)
@@ -215,32 +213,26 @@ def collected_leftovers_doubled(patch: Patch) -> None:
 @found_by("tests/collect/test_row_log.py")
 def collected_block_without_ends(patch: Patch) -> None:
     """Where a block is read in place, what follows an end is the next episode's first row."""
-    follow, make_later = block_reader._following, block_reader._next_column
-    patch.setattr(block_reader, "_following", lambda *what: follow(*what[:3], [], *what[4:]))
-    patch.setattr(block_reader, "_next_column", lambda *what: make_later(*what[:4], [], *what[5:]))
+    make_later = RowLog._next_in_block
+    patch.setattr(row_log, "_put_ends", lambda *what: None)
+    patch.setattr(RowLog, "_next_in_block", lambda *what: make_later(*what[:4], []))
 
 
 @found_by("tests/collect/test_row_log.py")
 def collected_block_of_others(patch: Patch) -> None:
     """A block goes on although the rows of some of its lanes do not come."""
 
-    def go_on(log: RowLog, lanes: Any) -> Any:
-        block = log._kept.block
-        return (
-            block if block is not None and log._kept.steps < block.length and len(lanes) == len(block.lanes) else None
-        )
-
-    patch.setattr(RowLog, "_block_for", go_on)
+    patch.setattr(Block, "is_next", lambda block, lanes: block.steps <= block.length)
 
 
 @found_by("tests/collect/test_row_log.py")
 def collected_answers_as_they_came(patch: Patch) -> None:
     """The k-th answer belongs to the k-th row, whichever lanes were answered."""
 
-    def in_order(index: Any, lanes: Any, num_lanes: int) -> Any:
+    def in_order(index: Any, answers: Any) -> Any:
         found = np.full(len(index.lane), -1)
         decisions = (~index.final).nonzero()[0]
-        found[decisions[: len(lanes)]] = np.arange(len(lanes))
+        found[decisions[: len(answers.lane)]] = np.arange(len(answers.lane))[: len(decisions)]
         return found
 
     patch.setattr(row_log._Index, "answer_of", in_order)
@@ -249,8 +241,8 @@ def collected_answers_as_they_came(patch: Patch) -> None:
 @found_by("tests/collect/test_row_log.py")
 def collected_policies_write_into_the_log(patch: Patch) -> None:
     """A policy is given the stored observations themselves."""
-    given = Moment.given
-    patch.setattr(Moment, "given", lambda ready: given(ready).replace(obs=ready.rows["obs"]))
+    given = PolicyPart.given
+    patch.setattr(PolicyPart, "given", lambda ready: given(ready).replace(obs=ready.rows["obs"]))
 
 
 @found_by("tests/collect/test_rollout.py")
@@ -286,7 +278,8 @@ def collected_newest_rows_first(patch: Patch) -> None:
 @found_by(REFERENCE)
 def collected_parts_of_episodes(patch: Patch) -> None:
     """Batches of whole episodes hold the beginnings of others."""
-    patch.setattr(PolicyLogs, "of_episodes", lambda logs, eps_ids: logs.closed())
+    closed = RowLog.closed
+    patch.setattr(RowLog, "closed", lambda log, eps_ids=None: closed(log))
 
 
 @found_by(REFERENCE)
@@ -334,9 +327,7 @@ def collected_rows_of_lost_episodes(patch: Patch) -> None:
     lose = RolloutLoop._lose
 
     def keep(loop: RolloutLoop, env_step: EnvStep) -> None:
-        with ExitStack() as stack:
-            for runner in loop._runners.values():
-                stack.enter_context(during(runner.log, "of_episodes", lambda eps_ids: np.zeros(0, np.int64)))
+        with during(loop._log, "of_episodes", lambda eps_ids: np.zeros(0, np.int64)):
             lose(loop, env_step)
 
     patch.setattr(RolloutLoop, "_lose", keep)

@@ -12,7 +12,7 @@ import numpy as np
 from marlvec.vector.buffers import Buffers
 from marlvec.vector.pools import pool as pool_shard
 from marlvec.vector.pools.envpool import EnvPoolAdapter
-from marlvec.vector.pools.pool import PoolShard, Presence
+from marlvec.vector.pools.pool import AliveTracker, PoolShard
 from tests.defects.registry import Patch, after, found_by
 
 CONTRACT = "tests/vector/test_pools.py"
@@ -21,12 +21,12 @@ POOL = "tests/vector/test_pools.py"
 
 def completed(patch: Patch, change: Any) -> None:
     """Let ``change(given, completed)`` make another reply of what a pool gave and what became of it."""
-    complete = Presence.complete
+    complete = AliveTracker.complete
 
-    def confuse(presence: Presence, reply: Any, *args: Any) -> Any:
+    def confuse(presence: AliveTracker, reply: Any, *args: Any) -> Any:
         return change(reply, complete(presence, reply, *args))
 
-    patch.setattr(Presence, "complete", confuse)
+    patch.setattr(AliveTracker, "complete", confuse)
 
 
 @found_by(CONTRACT)
@@ -57,14 +57,14 @@ def pool_final_state_of_the_next_episode(patch: Patch) -> None:
 @found_by(CONTRACT)
 def pool_agents_of_the_next_episode_are_all(patch: Patch) -> None:
     """Who is in the episode that such a pool has begun is not looked at: all are."""
-    complete = Presence.complete
+    complete = AliveTracker.complete
 
-    def confuse(presence: Presence, reply: Any, *args: Any) -> Any:
+    def confuse(presence: AliveTracker, reply: Any, *args: Any) -> Any:
         if reply.finals is not None:
             reply.finals.present = None
         return complete(presence, reply, *args)
 
-    patch.setattr(Presence, "complete", confuse)
+    patch.setattr(AliveTracker, "complete", confuse)
 
 
 @found_by(CONTRACT)
@@ -128,10 +128,10 @@ def pool_masks_of_those_that_wait_are_shown(patch: Patch) -> None:
 def pool_padding_is_in_the_episode(patch: Patch) -> None:
     """A row that only keeps its place makes its agent join again."""
 
-    def confuse(_: Any, presence: Presence, *args: Any) -> None:
+    def confuse(_: Any, presence: AliveTracker, *args: Any) -> None:
         presence.had_rows[:] = False
 
-    after(patch, Presence, "complete", confuse)
+    after(patch, AliveTracker, "complete", confuse)
 
 
 @found_by(CONTRACT)

@@ -135,8 +135,8 @@ def masked_end_told_again(patch: Patch) -> None:
 @found_by(*MACHINE)
 def quiet_ones_are_logged(patch: Patch) -> None:
     """A quiet restart is told like a fault."""
-    note = FaultLog.note
-    patch.setattr(FaultLog, "note", lambda log, *what, quiet: note(log, *what, quiet=False))
+    add = FaultLog.add
+    patch.setattr(FaultLog, "add", lambda log, *what, quiet: add(log, *what, quiet=False))
 
 
 # --- who is lost
@@ -290,13 +290,13 @@ def lost_step_sent_again(patch: Patch) -> None:
 @found_by(*MACHINE)
 def masked_env_comes_back(patch: Patch) -> None:
     """An explicit reset brings back an env that was masked."""
-    note_reset = Recovery.note_reset
+    record_reset = Recovery.record_reset
 
     def unmask(recovery: Recovery, ids: Any, *rest: Any) -> Any:
         recovery.masked[ids] = False
-        return note_reset(recovery, ids, *rest)
+        return record_reset(recovery, ids, *rest)
 
-    patch.setattr(Recovery, "note_reset", unmask)
+    patch.setattr(Recovery, "record_reset", unmask)
 
 
 @found_by(*MACHINE)

@@ -33,8 +33,7 @@ from tests.distributed.helpers import (
     plain,
     same_batch,
 )
-from tests.vector.support.reference import refused
-from tests.vector.test_saved_states import same
+from tests.vector.support.reference import refused, same
 
 Make = Callable[[], Collectors]
 Do = Callable[[Collectors, list[MultiAgentBatch]], None]

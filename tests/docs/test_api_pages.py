@@ -19,7 +19,12 @@ MODULES = (
     *("marlvec.distributed", "marlvec.recording"),
 )
 # Of those, what users import.
-ENVS = ["marlvec.envs.OpenSpielEnv", "marlvec.envs.ClearDeadStepRewards", "marlvec.envs.SeedStream"]
+ENVS = [
+    "marlvec.envs.OpenSpielEnv",
+    "marlvec.envs.TextArenaEnv",
+    "marlvec.envs.ClearDeadStepRewards",
+    "marlvec.envs.SeedStream",
+]
 VIEWS = ["cleanrl", "gymnasium", "pettingzoo", "pufferlib", "rllib", "sb3", "supersuit", "tianshou", "torch", "torchrl"]
 # Some of their methods have a page of their own; the class's page leaves these out.
 IN_TWO_PAGES = {

@@ -28,7 +28,16 @@ DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
 CONNECTORS = sorted((DOCS / "connectors").glob("*.md"))
 QUICKSTART = ROOT / "examples" / "quickstart.py"
-LIBRARIES = ("envpool", "ray", "sb3_contrib", "stable_baselines3", "tianshou", "torchrl")
+LIBRARIES = (
+    "envpool",
+    "kaggle_environments",
+    "ray",
+    "sb3_contrib",
+    "stable_baselines3",
+    "textarena",
+    "tianshou",
+    "torchrl",
+)
 """What an example may need and `make test` does not install; `make interop` does."""
 # Training takes minutes: tests/examples/ runs short versions, and the soak some as they stand.
 TRAINING = (

@@ -30,6 +30,7 @@ from marlvec.envs import (
     SeedStream,
     TimeLimit,
 )
+from marlvec.envs.recipes import EnvEntry, EnvFactory
 from marlvec.envs.spec import AutoresetRules
 from marlvec.errors import ArgumentError, ContractError
 from marlvec.spaces.padding import pad_actions, pad_observations
@@ -154,6 +155,16 @@ def test_an_agent_before_its_dead_step_keeps_its_flag() -> None:
         flags = [envs.step(np.ones((1, 3), np.int64))[2:4] for _ in range(3)]
         assert flags[1][0].tolist() == [[False] * 3]
         assert [flag.tolist() for flag in flags[2]] == [[[True, False, False]], [[False, True, True]]]
+
+
+@pytest.mark.parametrize(("given", "expected"), [(None, 3), (5, 5), (2, 2)])
+def test_an_entry_may_have_a_limit_which_the_argument_replaces(given: int | None, expected: int) -> None:
+    endless = partial(ScriptedParallelEnv, Script.together(2, 99), agent_num=2)
+    entry = EnvEntry("endless", endless, max_episode_steps=3)
+    with marlvec.make(EnvFactory(entry), 1, backend="sync", max_episode_steps=given) as envs:
+        envs.reset(seed=0)
+        ended = [bool(envs.step(envs.random_action())[3].all()) for _ in range(expected)]
+    assert ended == [False] * (expected - 1) + [True]
 
 
 def test_a_game_that_was_cut_short_cannot_go_on_without_a_reset() -> None:

@@ -53,7 +53,7 @@ from marlvec.external.messages import (
     write_message,
     write_space,
 )
-from tests.vector.support.reference import refused
+from tests.vector.support.reference import refused, same
 
 # --- Headers, bodies and fields: what is read is what was written, and nothing else is read
 
@@ -276,22 +276,13 @@ SPACES: list[spaces.Space[Any]] = [
 ]
 
 
-def same(one: Any, other: Any) -> bool:
-    if isinstance(one, dict):
-        return list(one) == list(other) and all(same(one[key], other[key]) for key in one)
-    if isinstance(one, (tuple, list)):
-        return type(one) is type(other) and len(one) == len(other) and all(map(same, one, other))
-    a, b = np.asarray(one), np.asarray(other)
-    return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
-
-
 @given(
     npst.arrays(st.sampled_from(sorted(DTYPES)).map(np.dtype), npst.array_shapes(min_dims=0, min_side=0, max_side=3))
 )
 def test_arrays_come_back_to_the_bit(array: np.ndarray[Any, Any]) -> None:
     data = unpack(pack({"a": write_array(array)}))["a"]
     back = read_array(data, "here")
-    assert same(back, array)
+    same(back, array)
     assert not back.flags.writeable
 
 
@@ -355,7 +346,7 @@ def test_values_come_back_to_the_bit(space: spaces.Space[Any]) -> None:
     for _ in range(5):
         value = space.sample()
         back = reader.read(unpack(pack({"a": reader.write(value)}))["a"], "here")
-        assert same(back, value)
+        same(back, value)
         assert space.contains(back)
 
 
@@ -399,8 +390,8 @@ def test_floats_that_are_too_large_are_infinite() -> None:
 def test_values_of_another_dtype_are_cast_within_their_kind() -> None:
     reader = ValueReader(spaces.Box(0, 9, (2,)))
     for value in ([0.5, 1.0], np.array([0.5, 1.0]), np.array([0.5, 1.0], np.float16), np.array([0.5, 1.0], ">f4")):
-        assert same(reader.read(reader.write(value), "here"), np.array([0.5, 1.0], np.float32))
-    assert same(reader.read(reader.write(np.array([[1, 0.5]], np.float32).T[::-1, 0]), "here"), np.float32([0.5, 1]))
+        same(reader.read(reader.write(value), "here"), np.array([0.5, 1.0], np.float32))
+    same(reader.read(reader.write(np.array([[1, 0.5]], np.float32).T[::-1, 0]), "here"), np.float32([0.5, 1]))
 
 
 def test_values_that_cannot_be_written() -> None:
@@ -513,7 +504,7 @@ def test_spaces_may_be_as_deep_as_is_said() -> None:
 
 def test_masks() -> None:
     mask = np.array([True, False, True])
-    assert same(read_mask(write_mask(mask), "here"), mask)
+    same(read_mask(write_mask(mask), "here"), mask)
     for wrong in (np.zeros(3), np.zeros((1, 3), np.bool_)):
         refused(ProtocolError, "here: expected bools in one row", read_mask, write_array(wrong), "here")
 
@@ -532,7 +523,7 @@ WEIGHTS: dict[str, Any] = {
 def test_weights_come_back() -> None:
     back = unpack_plain(pack_plain(WEIGHTS, "it"))
     assert list(back) == list(WEIGHTS)
-    assert same(back["array"], WEIGHTS["array"])
+    same(back["array"], WEIGHTS["array"])
     assert back["array"].flags.writeable
     for name in ("numbers", "scalars", "tuple", "items", "empty", "stream"):
         assert back[name] == WEIGHTS[name]

@@ -21,8 +21,17 @@ from packaging.utils import canonicalize_name
 
 import marlvec
 from marlvec import VectorEnv
-from marlvec.envs.builtin_ids import JAXMARL, JUMANJI, PGX, atari_env, catalog, gymnasium_entry, gymnasium_env
-from marlvec.envs.making import EnvEntry
+from marlvec.envs.builtin_ids import (
+    JAXMARL,
+    JUMANJI,
+    PGX,
+    TEXTARENA,
+    atari_env,
+    catalog,
+    gymnasium_entry,
+    gymnasium_env,
+)
+from marlvec.envs.recipes import EnvEntry
 from marlvec.errors import MissingExtraError
 from marlvec.registry import listing, resolve
 from tests.families.table import ROWS, Row
@@ -255,7 +264,7 @@ def test_an_extra_brings_all_that_its_envs_need(extra: str | None) -> None:
 def test_where_the_tests_run_every_family_is_installed() -> None:
     rows = listing(with_gymnasium=True)
     assert [row.id for row in rows if row.family in FAMILIES and not row.installed] == []
-    elsewhere = (JAXMARL, JUMANJI, PGX)  # `make families` has an environment of their own
+    elsewhere = (JAXMARL, JUMANJI, PGX, TEXTARENA)  # `make families` has an environment of their own
     assert {row.family for row in rows} >= {*FAMILIES, *elsewhere}
     assert [row.id for row in rows if row.extra is not None and not row.installed and row.family not in elsewhere] == []
 
@@ -274,6 +283,12 @@ def test_worlds_of_jax_without_their_suite_name_the_extra(
     monkeypatch.setitem(sys.modules, extra, None)
     with pytest.raises(MissingExtraError, match=rf"{env_id}.*pip install 'marlvec\[{extra}\]'"):
         marlvec.make(env_id, 4)
+
+
+def test_a_game_in_text_without_textarena_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "textarena", None)
+    with pytest.raises(MissingExtraError, match=r"TicTacToe-v0' needs textarena.*pip install 'marlvec\[textarena\]'"):
+        marlvec.make("textarena/TicTacToe-v0", 4, backend="sync")
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,7 @@ from gymnasium.spaces import Box, Discrete, MultiDiscrete  # noqa: E402  (jax fi
 
 from tests.families.jax_worlds import LIMIT, Chase, Race  # noqa: E402
 from tests.properties.test_orders import check_orders  # noqa: E402
+from tests.vector.support.reference import assert_same  # noqa: E402
 
 CHASE, RACE = Chase(), Race()  # pools of the same world share what was compiled
 WORLDS: dict[str, Any] = {"chase": CHASE, "race": RACE}
@@ -96,25 +97,19 @@ class PlainLoop:
         return by_group(rows.obs), by_group(rows.action_masks), None if rows.acting is None else np.array(rows.acting)
 
 
-def same(got: Any, expected: Any, where: Any = "") -> None:
-    got, expected = np.asarray(got), np.asarray(expected)
-    assert (got.dtype, got.shape) == (expected.dtype, expected.shape), where
-    assert got.tobytes() == expected.tobytes(), (where, got, expected)
-
-
 def named(envs: Any, value: Any) -> dict[str, Any]:
     return value if envs.grouped else {next(iter(envs.groups)): value}
 
 
 def check_rows(envs: Any, obs: Any, infos: dict[str, Any], loop: PlainLoop, rows: Any = slice(None)) -> None:
     for name, value in named(envs, obs).items():
-        same(value[rows], loop.obs[name][rows], name)
+        assert_same(value[rows], loop.obs[name][rows], name)
     acting = loop.alive if loop.acting is None else loop.acting & loop.alive
-    same(infos["alive"][rows], loop.alive[rows])
-    same(infos["acting"][rows], acting[rows])
+    assert_same(infos["alive"][rows], loop.alive[rows])
+    assert_same(infos["acting"][rows], acting[rows])
     for name, mask in named(envs, infos.get("action_mask", {})).items() if loop.masks else ():
         free = ~acting[:, envs.groups[name], None]
-        same(mask[rows], (loop.masks[name] | free)[rows], "mask")
+        assert_same(mask[rows], (loop.masks[name] | free)[rows], "mask")
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -140,9 +135,9 @@ def test_whole_episodes_are_those_of_a_plain_loop(name: str, mode: str) -> None:
                 loop.begin(np.flatnonzero(over))
                 assert infos["reset_mask"].tolist() == over.tolist()
             assert "final_state" not in infos or ends[0].any() or ends[1].any()
-            same(rewards, paid.astype(float))
-            same(terminated, ends[0])
-            same(truncated, ends[1])
+            assert_same(rewards, paid.astype(float))
+            assert_same(terminated, ends[0])
+            assert_same(truncated, ends[1])
             left = (ends[0] | ends[1]) & (loop.alive.any(axis=1) | over)[:, None]
             died += int(left.sum())
             done = ~loop.alive.any(axis=1)
@@ -153,20 +148,20 @@ def test_whole_episodes_are_those_of_a_plain_loop(name: str, mode: str) -> None:
 
                 if mode == "same_step":
                     for key in said if done.any() else ():
-                        same(infos["final_info"][key][done], said[key][done], key)
+                        assert_same(infos["final_info"][key][done], said[key][done], key)
                 for key in said if (~done & ~over).any() else ():
-                    same(infos[key][~done & ~over], said[key][~done & ~over], key)
+                    assert_same(infos[key][~done & ~over], said[key][~done & ~over], key)
             if mode == "same_step" and done.any():
                 loop.begin(np.flatnonzero(done))
             check_rows(envs, obs, infos, loop)
             for group, value in named(envs, infos.get("final_observation", {})).items() if done.any() else ():
                 who = ((ends[0] | ends[1])[:, envs.groups[group]]) & done[:, None]
-                same(value[who], finals[group][who], "final")
+                assert_same(value[who], finals[group][who], "final")
             if name == "chase":
-                same(infos["state"], jax.vmap(world.global_state)(loop.state))
-                same(envs.state(), infos["state"]) if mode == "same_step" else None
+                assert_same(infos["state"], jax.vmap(world.global_state)(loop.state))
+                assert_same(envs.state(), infos["state"]) if mode == "same_step" else None
                 if done.any():
-                    same(infos["final_state"][done], last[done])
+                    assert_same(infos["final_state"][done], last[done])
             if mode == "disabled" and done.any():
                 ids = np.flatnonzero(done)
                 loop.begin(ids)
@@ -224,12 +219,12 @@ def test_some_envs_can_be_reset_and_seeded_at_any_time() -> None:
         other.reset(seed=[5, 6, 7, 8])
         actions = np.zeros((4, 2), np.int64)
         for _ in range(3):
-            same(envs.step(actions)[0], other.step(actions)[0])
+            assert_same(envs.step(actions)[0], other.step(actions)[0])
         envs.reset(env_ids=[1, 2])
         envs.reset(env_ids=[3], seed=[8])
         other.reset(env_ids=[3], seed=[8])
         for _ in range(3):
-            same(envs.step(actions)[0][[0, 3]], other.step(actions)[0][[0, 3]])
+            assert_same(envs.step(actions)[0][[0, 3]], other.step(actions)[0][[0, 3]])
 
 
 @pytest.mark.parametrize("mode", ["same_step", "next_step"])
@@ -295,7 +290,7 @@ def test_arrays_are_the_callers_own_or_views_without_a_copy() -> None:
         before = envs.step(envs.random_action())[0]
         kept = before.copy()
         envs.step(envs.random_action())
-        same(before, kept)
+        assert_same(before, kept)
     with marlvec.make(RACE, 4, copy=False) as envs:
         envs.reset(seed=0)
         obs = envs.step(envs.random_action())[0]

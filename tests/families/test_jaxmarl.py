@@ -25,6 +25,7 @@ jnp = jax.numpy
 
 from marlvec.vector.pools.jax_suites import JaxMarlWorld  # noqa: E402  (jaxmarl first)
 from tests.examples.scripts import run  # noqa: E402
+from tests.vector.support.reference import assert_same  # noqa: E402
 
 MODES = ("same_step", "next_step", "disabled")
 NUM_ENVS = 5
@@ -40,12 +41,6 @@ ROWS: dict[str, tuple[str, dict[str, Any], int]] = {
     "brax": ("halfcheetah_6x1", {"episode_length": 7, "auto_reset": False}, 20),
 }
 BRAX = importlib.util.find_spec("brax") is not None
-
-
-def same(got: Any, expected: Any, where: Any = "") -> None:
-    got, expected = np.asarray(got), np.asarray(expected)
-    assert (got.dtype, got.shape) == (expected.dtype, expected.shape), where
-    assert got.tobytes() == expected.tobytes(), where
 
 
 class Plain:
@@ -107,15 +102,15 @@ def test_whole_episodes_are_those_of_a_plain_loop(name: str, mode: str) -> None:
             for a, agent in enumerate(agents):
                 got, expected = rows_of(found, agent), np.array(plain.obs[agent])
                 expected[~alive[:, a] & ~died[:, a]] = 0
-                same(got, expected, agent)
+                assert_same(got, expected, agent)
             if "action_mask" in infos:
                 method = env.get_legal_moves if name == "hanabi" else env.get_avail_actions
                 masks = jax.vmap(method)(plain.state)
                 for agent in agents:
                     free = ~infos["acting"][:, list(agents).index(agent), None]
-                    same(rows_of(infos["action_mask"], agent), np.asarray(masks[agent]).astype(bool) | free)
+                    assert_same(rows_of(infos["action_mask"], agent), np.asarray(masks[agent]).astype(bool) | free)
             if world.state_space is not None:
-                same(infos["state"], jax.vmap(env.get_world_state)(plain.state))
+                assert_same(infos["state"], jax.vmap(env.get_world_state)(plain.state))
 
         died = np.zeros_like(alive)
         check(obs, infos)
@@ -137,7 +132,7 @@ def test_whole_episodes_are_those_of_a_plain_loop(name: str, mode: str) -> None:
             gone = np.stack([np.asarray(dones[agent]) for agent in agents], 1) & ~waiting[:, None]
             died = alive & (gone | over[:, None])
             expected = np.stack([np.asarray(paid[agent], np.float64) for agent in agents], 1)
-            same(rewards, np.where(alive, expected, 0))
+            assert_same(rewards, np.where(alive, expected, 0))
             assert ((terminated | truncated) == died).all()
             assert not (terminated & truncated).any()
             alive = before & ~died
@@ -147,7 +142,7 @@ def test_whole_episodes_are_those_of_a_plain_loop(name: str, mode: str) -> None:
             if over.any():
                 for agent in agents:
                     who = over & died[:, agents.index(agent)]
-                    same(rows_of(infos["final_observation"], agent)[who], np.asarray(plain.obs[agent])[who], t)
+                    assert_same(rows_of(infos["final_observation"], agent)[who], np.asarray(plain.obs[agent])[who], t)
             if mode == "disabled" and over.any():
                 check(obs, infos)
             if mode != "next_step" and over.any():

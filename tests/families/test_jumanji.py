@@ -20,6 +20,7 @@ jumanji = pytest.importorskip("jumanji", reason="the extra `jumanji` is not inst
 jnp = jax.numpy
 
 from marlvec.vector.pools.jax_suites import JumanjiWorld  # noqa: E402  (jumanji first)
+from tests.vector.support.reference import assert_same  # noqa: E402
 
 MODES = ("same_step", "next_step", "disabled")
 SEEDS = [21, 22, 23, 2**32 - 1]
@@ -41,12 +42,6 @@ ROWS: dict[str, tuple[dict[str, Any], int, Natural | None]] = {
     "MultiCVRP-v0": ({}, 60, None),
     "RobotWarehouse-v0": ({"time_limit": 20}, 60, None),
 }
-
-
-def same(got: Any, expected: Any, where: Any = "") -> None:
-    got, expected = np.asarray(got), np.asarray(expected)
-    assert (got.dtype, got.shape) == (expected.dtype, expected.shape), where
-    assert got.tobytes() == expected.tobytes(), where
 
 
 def fields(record: Any, prefix: str = "") -> dict[str, Any]:
@@ -119,14 +114,14 @@ def test_whole_episodes_are_those_of_a_plain_loop(env_id: str, mode: str) -> Non
             found, wanted = fields(obs), expected()
             assert found.keys() == wanted.keys()
             for name, value in wanted.items():
-                same(found[name], value, name)
+                assert_same(found[name], value, name)
             if "action_mask" in infos:
                 mask = np.array(plain.seen.action_mask)
                 can_act = mask.any(axis=2)
-                same(infos["acting"], (can_act | ~can_act.any(axis=1, keepdims=True)) & ~over[:, None])
+                assert_same(infos["acting"], (can_act | ~can_act.any(axis=1, keepdims=True)) & ~over[:, None])
                 mask[~can_act] = True
                 mask[over] = True
-                same(infos["action_mask"], mask)
+                assert_same(infos["action_mask"], mask)
 
         obs, infos = envs.reset(seed=SEEDS)
         plain.begin(np.ones(NUM_ENVS, bool))
@@ -139,18 +134,18 @@ def test_whole_episodes_are_those_of_a_plain_loop(env_id: str, mode: str) -> Non
             by_itself = plain.steps < limit if natural is None else np.asarray(natural(plain.state, plain.seen))
             paid = np.asarray(timestep.reward, np.float64)
             paid = np.broadcast_to(paid[:, None], (NUM_ENVS, a)) if paid.ndim == 1 else paid
-            same(rewards, np.where(waiting[:, None], 0, paid))
-            same(terminated, np.repeat((over & by_itself)[:, None], a, axis=1))
-            same(truncated, np.repeat((over & ~by_itself)[:, None], a, axis=1))
+            assert_same(rewards, np.where(waiting[:, None], 0, paid))
+            assert_same(terminated, np.repeat((over & by_itself)[:, None], a, axis=1))
+            assert_same(truncated, np.repeat((over & ~by_itself)[:, None], a, axis=1))
             for name, value in (timestep.extras or {}).items() if mode == "disabled" else ():
-                same(infos[name], value)
+                assert_same(infos[name], value)
             if timestep.discount.ndim == 2 and mode == "disabled":
-                same(infos["discount"], timestep.discount)
+                assert_same(infos["discount"], timestep.discount)
             ends, late = ends + int(over.sum()), late + int((over & ~by_itself).sum())
             if over.any():
                 finals = fields(infos["final_observation"])
                 for name, value in expected().items():
-                    same(finals[name][over], value[over], name)
+                    assert_same(finals[name][over], value[over], name)
             if mode == "next_step":
                 if waiting.any():
                     plain.begin(waiting)
@@ -202,7 +197,7 @@ def test_the_time_limit_truncates_whatever_jumanjis_discount_says(env_id: str, d
         assert timestep.last().all()
         assert (np.asarray(timestep.discount) == discount).all()
         if env_id == "LevelBasedForaging-v0":
-            same(infos["discount"], timestep.discount)
+            assert_same(infos["discount"], timestep.discount)
         if env_id == "Cleaner-v0":  # a move that the mask forbids, in the last step
             envs.reset(seed=SEEDS)
             for t in range(1, limit):

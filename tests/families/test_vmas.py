@@ -13,6 +13,7 @@ import pytest
 import marlvec
 from marlvec.errors import ArgumentError, ContractError, MissingExtraError, UnknownEnvError
 from tests.properties.test_orders import check_orders
+from tests.vector.support.reference import assert_same
 
 
 def test_without_vmas_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,18 +75,12 @@ def begin(env: Any, ids: np.ndarray[Any, Any]) -> Any:
     return seen
 
 
-def same(got: Any, expected: np.ndarray[Any, Any]) -> None:
-    assert got.dtype == expected.dtype
-    assert got.shape == expected.shape
-    assert got.tobytes() == expected.tobytes()
-
-
 def check_infos(infos: dict[str, Any], said: list[dict[str, Any]], told: np.ndarray[Any, Any]) -> None:
     """Of the envs that ``told`` says."""
     for key in said[0] if told.any() else ():
         values = as_numpy(info[key] for info in said)
         assert (infos[f"_{key}"] == told[:, None]).all()
-        same(infos[key][told], values[told])
+        assert_same(infos[key][told], values[told])
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -99,7 +94,7 @@ def test_whole_episodes_are_those_of_a_plain_loop(device: str, name: str, mode: 
         assert envs.backend == "pool"
         assert envs.agents == tuple(agent.name for agent in env.agents)
         obs, infos = envs.reset(seed=[SEED] * NUM_ENVS)
-        same(obs, as_numpy(env.reset(seed=SEED)))
+        assert_same(obs, as_numpy(env.reset(seed=SEED)))
         for _ in range(STEPS):
             actions = envs.random_action()
             obs, rewards, terminated, truncated, infos = envs.step(actions)
@@ -115,12 +110,12 @@ def test_whole_episodes_are_those_of_a_plain_loop(device: str, name: str, mode: 
                 assert infos["reset_mask"].tolist() == over.tolist()
                 over = done
             ended += int(done.sum())
-            same(obs, as_numpy(seen))
-            same(rewards, expected)
+            assert_same(obs, as_numpy(seen))
+            assert_same(rewards, expected)
             for got, flag in zip((terminated, truncated), flags, strict=True):
-                same(got, np.repeat(flag[:, None], len(envs.agents), axis=1))
+                assert_same(got, np.repeat(flag[:, None], len(envs.agents), axis=1))
             if done.any():
-                same(infos["final_observation"][done], last[done])
+                assert_same(infos["final_observation"][done], last[done])
             if mode == "same_step":
                 check_infos(infos, said, ~done)
                 if done.any() and said[0]:
@@ -130,7 +125,7 @@ def test_whole_episodes_are_those_of_a_plain_loop(device: str, name: str, mode: 
             if mode == "disabled" and done.any():
                 ids = np.flatnonzero(done)
                 seen = begin(env, ids)
-                same(envs.reset(env_ids=ids)[0][ids], as_numpy(seen)[ids])
+                assert_same(envs.reset(env_ids=ids)[0][ids], as_numpy(seen)[ids])
     assert ended >= NUM_ENVS
 
 
@@ -147,7 +142,7 @@ def test_agents_of_unlike_spaces_are_groups(name: str, mode: str) -> None:
         def same_obs(found: Any, seen: Any, rows: Any = slice(None)) -> None:
             for a in range(len(agents)):
                 group, j = homes[a]
-                same(found[group][rows, j], seen[a].numpy()[rows])
+                assert_same(found[group][rows, j], seen[a].numpy()[rows])
 
         obs, _ = envs.reset(seed=[SEED] * NUM_ENVS)
         same_obs(obs, env.reset(seed=SEED))
@@ -162,7 +157,7 @@ def test_agents_of_unlike_spaces_are_groups(name: str, mode: str) -> None:
             sent = [torch.from_numpy(actions[group][:, j].reshape(NUM_ENVS, -1)) for group, j in homes.values()]
             order = np.argsort(list(homes))
             seen, paid, _, trunc, _ = env.step([sent[k] for k in order])
-            same(rewards, as_numpy(paid).astype(float))
+            assert_same(rewards, as_numpy(paid).astype(float))
             assert truncated.all() == trunc.all()
             if trunc.all():
                 ends += 1
@@ -184,10 +179,10 @@ def test_single_envs_can_be_reset_at_any_time() -> None:
         for k in range(5):
             actions = envs.random_action()
             obs = envs.step(actions)[0]
-            same(obs, as_numpy(env.step(as_tensors(actions))[0]))
+            assert_same(obs, as_numpy(env.step(as_tensors(actions))[0]))
             env.reset_at(k)
             seen = env.reset_at(k + 1, return_observations=True)
-            same(envs.reset(env_ids=[k, k + 1])[0], as_numpy(seen))
+            assert_same(envs.reset(env_ids=[k, k + 1])[0], as_numpy(seen))
 
 
 def trace(seed: Any, device: str, other: bool = False) -> list[bytes]:

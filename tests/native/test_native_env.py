@@ -38,25 +38,11 @@ from marlvec.vector import async_env as auto
 from marlvec.vector.buffers import Buffers
 from marlvec.vector.thread_team import ThreadTeam
 from tests.native.scenarios import ARGUMENTS, factories, maker, native
-from tests.vector.support.reference import MODES, refused, replay
+from tests.vector.support.reference import MODES, refused, replay, same
 from tests.vector.support.reference import record as played
-from tests.vector.test_saved_states import play, same, written
+from tests.vector.test_saved_states import play, written
 
 # The native backend as a vectorizer: threads, modes, partial resets, streams, control calls, and what it refuses.
-
-
-def same_arrays(first: Any, second: Any) -> None:
-    """Hold all of two steps or resets against each other, byte for byte."""
-    if isinstance(first, dict):
-        assert first.keys() == second.keys()
-        for key in first:
-            same_arrays(first[key], second[key])
-    elif isinstance(first, tuple):
-        for a, b in zip(first, second, strict=True):
-            same_arrays(a, b)
-    else:
-        assert (first.dtype, first.shape) == (second.dtype, second.shape)
-        assert first.tobytes() == second.tobytes()
 
 
 @pytest.mark.mostly_slow("compiles, and plays whole games", quick=5)
@@ -92,7 +78,7 @@ def test_numbers_do_not_depend_on_threads(mode: str) -> None:
 
     first = play(1)
     for workers in (2, 5):
-        same_arrays(tuple(first), tuple(play(workers)))
+        same(tuple(first), tuple(play(workers)))
 
 
 @pytest.mark.slow("compiles kernels")
@@ -101,10 +87,10 @@ def test_numbers_of_hundreds_of_steps_do_not_depend_on_threads(name: str) -> Non
     """One call after the other, so that threads do not sleep between them; episodes end in many of them."""
     make = partial(marlvec.make, name, 300, backend="native", max_episode_steps=40)
     with make(num_workers=1) as a, make(num_workers=2) as b:
-        same_arrays(a.reset(seed=3), b.reset(seed=3))
+        same(a.reset(seed=3), b.reset(seed=3))
         for t in range(200):
             actions = a.random_action(seed=t)
-            same_arrays(a.step(actions), b.step(actions))
+            same(a.step(actions), b.step(actions))
 
 
 @pytest.mark.parametrize(("num_envs", "is_shared"), [(127, False), (128, True)])
@@ -122,11 +108,11 @@ def test_few_envs_are_stepped_by_the_caller(monkeypatch: pytest.MonkeyPatch, num
 def test_large_results_are_copied_by_all_threads_and_are_the_callers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("marlvec.vector.native_shard._LARGE", 1)
     with native("simple_tag", 7, num_workers=3) as a, native("simple_tag", 7, num_workers=1) as b:
-        same_arrays(a.reset(seed=0), b.reset(seed=0))
+        same(a.reset(seed=0), b.reset(seed=0))
         kept = a.step(a.random_action())
         wanted = b.step(b.random_action())
-        same_arrays(a.step(a.random_action()), b.step(b.random_action()))
-        same_arrays(kept, wanted)
+        same(a.step(a.random_action()), b.step(b.random_action()))
+        same(kept, wanted)
         kept[0]["agent"][:] = 0
 
 
@@ -164,25 +150,25 @@ def test_any_calls_bring_what_sync_brings(data: Any, mode: str, limit: int | Non
     a, b = pair(name, 3, max_cycles=5, autoreset_mode=mode, max_episode_steps=limit, grouped=grouped, state=True)
     ids = st.lists(st.sampled_from(range(3)), min_size=1, unique=True)
     with a, b:
-        same_arrays(a.reset(seed=9), b.reset(seed=9))
+        same(a.reset(seed=9), b.reset(seed=9))
         for _ in range(data.draw(st.integers(1, 12))):
             kind = data.draw(st.sampled_from(["step", "step", "reset", "send"]))
             over = b._call_state._no_episode.copy()
             if kind == "reset" or (over.any() and mode == "disabled"):
                 chosen = sorted({*data.draw(ids), *np.flatnonzero(over).tolist()})
                 seeds = [data.draw(st.one_of(st.none(), st.integers(0, 2**64 - 1))) for _ in chosen]
-                same_arrays(a.reset(seed=seeds, env_ids=chosen), b.reset(seed=seeds, env_ids=chosen))
+                same(a.reset(seed=seeds, env_ids=chosen), b.reset(seed=seeds, env_ids=chosen))
             elif kind == "step":
-                same_arrays(a.step(a.random_action()), b.step(b.random_action()))
+                same(a.step(a.random_action()), b.step(b.random_action()))
             else:
                 chosen = data.draw(ids)
                 for envs in (a, b):
                     envs.send(envs.random_action(env_ids=chosen), chosen)
                 first, second = a.recv(), b.recv()
                 assert first.env_ids.tolist() == second.env_ids.tolist()
-                same_arrays((first.obs, first.rewards, first.infos), (second.obs, second.rewards, second.infos))
+                same((first.obs, first.rewards, first.infos), (second.obs, second.rewards, second.infos))
         if not b._call_state._no_episode.any():
-            same_arrays(a.state(), b.state())
+            same(a.state(), b.state())
 
 
 @pytest.mark.mostly_slow("compiles kernels", quick=12)
@@ -292,14 +278,14 @@ def test_padded_worlds_are_padded_envs(name: str, continuous: bool) -> None:
     with a, b:
         assert a.spec.difference(b.spec) is None
         assert a.groups == b.groups
-        same_arrays(a.reset(seed=2), b.reset(seed=2))
+        same(a.reset(seed=2), b.reset(seed=2))
         for t in range(10):
             ids = [[0, 1, 2], [2, 0]][t % 2]
             for envs in (a, b):
                 envs.send(envs.random_action(env_ids=ids), ids)
             first, second = a.recv(), b.recv()
-            same_arrays((first.obs, first.rewards, first.infos), (second.obs, second.rewards, second.infos))
-        same_arrays(a.reset(env_ids=[1]), b.reset(env_ids=[1]))
+            same((first.obs, first.rewards, first.infos), (second.obs, second.rewards, second.infos))
+        same(a.reset(env_ids=[1]), b.reset(env_ids=[1]))
 
 
 def test_a_padded_action_that_an_agent_has_not_got_is_refused() -> None:

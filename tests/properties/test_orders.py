@@ -17,6 +17,7 @@ from marlvec.vector.pool_env import PoolVectorEnv
 from marlvec.vector.pools.envpool import EnvPoolAdapter, form_of
 from tests.vector.support.kinds import factories_of, vectorize, walks
 from tests.vector.support.pools import MirrorPool, PoolShop
+from tests.vector.support.reference import same
 
 N = 4
 
@@ -87,25 +88,6 @@ def taken(actions: Any, ids: Any) -> Any:
     if isinstance(actions, dict):
         return {name: taken(part, ids) for name, part in actions.items()}
     return tuple(taken(part, ids) for part in actions) if isinstance(actions, tuple) else actions[ids]
-
-
-def same(got: Any, expected: Any, where: str = "") -> None:
-    """Compare two results, byte for byte."""
-    assert type(got) is type(expected), where
-    if isinstance(expected, dict):
-        assert sorted(got) == sorted(expected), where
-        for key, part in expected.items():
-            same(got[key], part, f"{where}[{key!r}]")
-    elif isinstance(expected, (tuple, list)):
-        assert len(got) == len(expected), where
-        for k, (a, b) in enumerate(zip(got, expected, strict=True)):
-            same(a, b, f"{where}[{k}]")
-    elif isinstance(expected, np.ndarray) and expected.dtype != object:
-        assert (got.dtype, got.shape, got.tobytes()) == (expected.dtype, expected.shape, expected.tobytes()), where
-    elif isinstance(expected, np.ndarray):
-        same(got.tolist(), expected.tolist(), where)
-    else:
-        assert got == expected, where
 
 
 @pytest.mark.parametrize("kind", ["parallel", "turns", "single"])

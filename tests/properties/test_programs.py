@@ -46,7 +46,11 @@ def without_leaves(backend: str) -> Callable[[Callable[..., None]], Callable[...
         for n, space in enumerate((Tuple([Dict()]), Tuple([Dict(), Dict()]), Dict(), Tuple([])), 1):
             design = Design("single", (Seat(Discrete(2), space),))
             test = example(setup=Setup(design, n=min(n, 2), backend=backend))(test)
-        return test
+        design = Design("parallel", (Seat(Discrete(2), Dict()), BIT))
+        test = example(setup=Setup(design, backend=backend))(test)
+        # Two groups of two, which have the names of two of the agents.
+        design = Design("keyed", (Seat(Discrete(2), Dict()), Seat(Discrete(3), Dict())) * 2)
+        return example(setup=Setup(design, backend=backend))(test)
 
     return add
 

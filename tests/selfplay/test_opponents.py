@@ -45,8 +45,7 @@ from marlvec.serialization.archive import read_archive, write_archive
 from tests.checkpoints.training import Linear, Momentum
 from tests.collect.saved import columns_of, counted, without_clock
 from tests.selfplay.nim import Net, Nim, player
-from tests.vector.support.reference import refused
-from tests.vector.test_saved_states import same
+from tests.vector.support.reference import refused, same
 
 # --- Pools: what was kept stays what it was, whatever becomes of its learner, and comes back from the disk to the bit
 

@@ -38,7 +38,7 @@ from marlvec.selfplay import (
 )
 from marlvec.serialization.values import read_value, write_value
 from tests.distributed.helpers import plain
-from tests.vector.test_saved_states import same
+from tests.vector.support.reference import same
 
 FOLDER = Path(__file__).with_name("golden")
 AGENTS = ("north", "east", "south")
@@ -107,7 +107,7 @@ def ledger() -> Ledger:
         found.hold(entry.id, entry.epoch)
     found.state = found.after_delivery([entries[0].id], 3, row_lag=4)
     found.lose([entries[3].id], "died")
-    found.note_restart()
+    found.record_restart()
     return found
 
 
@@ -135,7 +135,7 @@ def rounds(*, new: bool) -> MergeRounds:
     found = MergeRounds(1)
     if not new:
         found.merged, found.number = {"main": ({"count": 3, "mean": [0.5]}, {})}, 1
-        found.note_batch([0, 1, 2])
+        found.record_batch([0, 1, 2])
         for index in (0, 2):
             found.ask(index)
         found.take(0, HandedOver({"main": ({"count": 5, "mean": [0.25]}, {})}, None))

@@ -14,7 +14,7 @@ import pytest
 
 from marlvec.errors import ArgumentError
 from marlvec.serialization.records import Count, PositiveCount, from_plain, read_fields, to_plain
-from tests.vector.test_saved_states import same
+from tests.vector.support.reference import same
 
 
 class Point(NamedTuple):

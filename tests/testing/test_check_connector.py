@@ -53,7 +53,7 @@ BROKEN: dict[str, list[tuple[type[Connector], str]]] = {
         (broken.WritesIntoAnswers, "column 'logp' of env 0, agent 0"),
         (broken.KeepsObs, "whatever became of earlier calls' arrays, got 101"),
     ],
-    "outputs": [(broken.ReturnsItsBuffer, "moment 0, column 'obs' of env 0, agent 0.*as when it was returned")],
+    "outputs": [(broken.ReturnsItsBuffer, "step 0, column 'obs' of env 0, agent 0.*as when it was returned")],
     "inside": [
         (broken.Doubles, "expected values in .-1.0, 1.0., got"),
         (broken.Widens, "column 'obs': expected dtype float32, got float64"),
@@ -72,16 +72,16 @@ BROKEN: dict[str, list[tuple[type[Connector], str]]] = {
         (broken.NeverSwitches, "training of NeverSwitches after eval"),
     ],
     "batched": [
-        (broken.CentresTheBatch, "moment 0, column 'obs' of env 0, agent 0"),
+        (broken.CentresTheBatch, "step 0, column 'obs' of env 0, agent 0"),
         (broken.CountsRows, "as in a call of its own"),
-        (broken.MixesEnvs, "moment 1"),
+        (broken.MixesEnvs, "step 1"),
         (broken.LooksAcross, "sets across_agents"),
         (broken.LearnsInSecret, "says what in merge_states"),
         (broken.LooksAtOtherEnvs, "column 'obs'"),
         (broken.RollsTheDice, "column 'actions_for_env'"),
     ],
     "order": [
-        (broken.DrawsInOrder, "moment 0, column 'obs' of env"),
+        (broken.DrawsInOrder, "step 0, column 'obs' of env"),
         (broken.FollowsTheFirst, "as in another order.*go by env_id and agent_index"),
     ],
     "subsets": [(broken.SharesAClock, "as where there is only env")],
@@ -97,7 +97,7 @@ BROKEN: dict[str, list[tuple[type[Connector], str]]] = {
         (broken.KeepsItsOwn, "what another one has learnt that takes over the merged state, 'sum'"),
         (broken.HandsOverHistories, "expected {}, as merge_states\\(\\) gives nothing"),
     ],
-    "first": [(broken.IgnoresFirst, "moment 6, column 'obs' of env 0.*as at an episode's beginning")],
+    "first": [(broken.IgnoresFirst, "step 6, column 'obs' of env 0.*as at an episode's beginning")],
     "reset": [
         (broken.IgnoresReset, r"column 'obs' of env [02], agent \d.*after reset\(\[0, 2\]\)"),
         (broken.ForgetsEverybody, r"column 'obs' of env [13], agent \d.*after reset\(\[0, 2\]\)"),
@@ -113,7 +113,7 @@ BROKEN: dict[str, list[tuple[type[Connector], str]]] = {
         (broken.ForgetsWhenAsked, "the state after it was asked for a space"),
     ],
     "state": [
-        (broken.KeepsItsHistoryToItself, "moment 6, column 'obs'.*must hold all that it remembers"),
+        (broken.KeepsItsHistoryToItself, "step 6, column 'obs'.*must hold all that it remembers"),
         (broken.GivesItsTable, "a state that was taken, later"),
         (broken.TakesTheTable, "a state that was taken, later"),
         (broken.RoundsItsState, "must hold all that it remembers"),

@@ -14,8 +14,10 @@ import pytest
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Sequence, Text, Tuple
 from pettingzoo import ParallelEnv
 
+import marlvec
 from marlvec.envs import TimeLimit, adapt
 from marlvec.errors import ArgumentError, ContractError, UnknownEnvError
+from marlvec.spaces import AnyText
 from marlvec.testing import (
     CounterEnv,
     KeyedEnv,
@@ -187,6 +189,26 @@ class Good(ParallelEnv):  # type: ignore[misc]  # pettingzoo has no type informa
 def test_the_env_they_are_made_of_is_good() -> None:
     check_env(Good)
     check_env(GoodJoint)
+
+
+class RememberingOneSeed(Good):
+    """Begins seed 5 by what was played before; all others as it should."""
+
+    before = 0
+
+    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        obs, infos = super().reset(seed, options)
+        for one in obs.values():
+            one["clock"] = self.before if seed == 5 else 0
+        self.before = self.before if seed is None else seed
+        return obs, infos
+
+
+def test_a_seed_that_depends_on_what_was_played_before_is_found_though_others_do_not() -> None:
+    (found,) = check_env(RememberingOneSeed, raise_first=False)
+    assert (found.check, found.severity, found.times) == ("reset", "serious", 1)
+    assert found.got == "int 45 from a second instance, which had played other episodes before (seed 5)"
+    assert check_env(RememberingOneSeed, skip="reset", raise_first=False) == []
 
 
 # --- broken in one thing each; from episode 2 or step 2 on where that can be ---
@@ -874,7 +896,7 @@ def test_arguments() -> None:
         check_env(Good())
     with pytest.raises(UnknownEnvError, match="simple_spread"):
         check_env("simple_spraed")
-    with pytest.raises(ContractError, match="expected an env in one of four forms"):
+    with pytest.raises(ContractError, match="expected an env in one of five forms"):
         check_env(lambda: object())
 
 
@@ -953,3 +975,32 @@ def test_an_error_of_the_check_itself_ends_the_episode_and_is_a_finding(monkeypa
     (finding,) = check_env(env, raise_first=False)
     assert (finding.check, finding.subject, finding.expected) == ("runs", "check_env()", "to go on")
     assert "TypeError: the check is wrong" in finding.got
+
+
+class Talk(marlvec.MultiAgentEnv):
+    """Two in turns, who read what was said, and a list of numbers."""
+
+    agents = ("ann", "bob")
+    observation_spaces = (Dict({"heard": AnyText(), "numbers": Sequence(Discrete(9))}),) * 2
+    action_spaces = (AnyText(),) * 2
+
+    def reset(self, slot: Any, *, seed: int | None = None, options: Any = None) -> None:
+        self.t, self.said = 0, ""
+        slot.alive[0] = slot.alive[1] = True
+        self.turn(slot)
+
+    def turn(self, slot: Any) -> None:
+        mover = self.t % 2
+        slot.acting[mover], slot.acting[1 - mover] = True, False
+        slot.write_obs(mover, {"heard": self.said, "numbers": (self.t, 1)})
+
+    def step(self, slot: Any) -> None:
+        self.said += slot.read_actions()[self.t % 2]
+        self.t += 1
+        self.turn(slot)
+        if self.t == 5:
+            self.cut_short(slot)
+
+
+def test_an_env_that_writes_texts_into_its_row_can_be_checked() -> None:
+    check_env(Talk)

@@ -482,7 +482,7 @@ def test_what_cannot_be_played_is_a_finding_too() -> None:
     assert "in __init__()" in one.change
     (one,) = found(lambda: object())
     assert one.check == "form"
-    assert "expected an env in one of four forms" in one.got
+    assert "expected an env in one of five forms" in one.got
 
 
 class Words(MultiDiscrete):

@@ -10,12 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Sequence, Tuple
 
 import marlvec
 from marlvec import VectorEnv
 from marlvec.envs.spec import EnvSpec
-from marlvec.errors import ActionError, ArgumentError, ContractWarning, EnvRaised
+from marlvec.errors import ActionError, ArgumentError, ContractWarning, EnvRaised, NothingPendingError
+from marlvec.spaces import SpaceTree
 from marlvec.testing import CounterEnv, SampledEnv, Script, ScriptedParallelEnv, checksum, decode
 from marlvec.vector.checks import join_agents
 from tests.envs.support.forgetful import Forgetful
@@ -279,6 +280,62 @@ def test_keys_of_the_action_space_are_not_agents() -> None:
         envs.reset(seed=0)
         envs.step({"agent_0": np.ones((N, 2), np.int64), "agent_1": np.full((N, 2), 2)})
         envs.step([{name: {"agent_0": 1, "agent_1": 2} for name in envs.agents}] * N)
+
+
+NOTHING = (Dict(), Tuple([]), Tuple([Dict(), Dict()]))
+SOMETHING = (
+    (Discrete(4), [3, 0, 2]),
+    (Dict(a=Dict(), b=Box(-1, 1, (2,))), {"a": {}, "b": np.ones((N, 2), F)}),
+    (Sequence(Discrete(2)), [(0, 1), (), (1,)]),
+    (Sequence(Discrete(2)), [(0,), (1,), (1,)]),
+)
+
+
+@pytest.mark.parametrize("nothing", NOTHING, ids=str)
+@pytest.mark.parametrize("something", SOMETHING, ids=lambda one: str(one[0]))
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)], ids=["nothing first", "nothing last"])
+def test_actions_by_agent_beside_an_agent_whose_action_space_is_empty(
+    nothing: Any, something: tuple[Any, Any], order: tuple[int, int]
+) -> None:
+    """A random program found actions (N, …) of one agent taken for actions (N, 1, …) of a group of one agent."""
+    empty = SpaceTree(nothing).unflatten([])
+    (spaces, actions) = ([pair[k] for k in order] for pair in ((nothing, something[0]), (empty, something[1])))
+    with (
+        vectorize("sync", sampled_pairs(spaces), validate="strict") as given,
+        vectorize("sync", sampled_pairs(spaces), validate="strict") as expected,
+    ):
+        for envs in (given, expected):
+            envs.reset(seed=0)
+        step = given.step(dict(zip(given.agents, actions, strict=True)))
+        rows = [{name: part(action, i) for name, action in zip(given.agents, actions, strict=True)} for i in range(N)]
+        np.testing.assert_equal(step[:4], expected.step(rows)[:4])
+        step = given.step({name: with_axis(action) for name, action in zip(given.agents, actions, strict=True)})
+        np.testing.assert_equal(step[:4], expected.step(rows)[:4])
+
+
+@pytest.mark.parametrize("space", [Discrete(4), *NOTHING], ids=str)
+def test_actions_by_agent_for_no_env(space: Any) -> None:
+    with vectorize("sync", sampled_pairs([space, Dict(a=Dict())])) as envs:
+        envs.reset(seed=0)
+        none = SpaceTree(space).unflatten([leaf.blank(0) for leaf in SpaceTree(space).leaves])
+        envs.send({"agent_0": none, "agent_1": {"a": {}}}, [])
+        refused(NothingPendingError, "nothing sent", envs.recv)
+
+
+def part(action: Any, i: int) -> Any:
+    """Env ``i``'s action of actions in all envs."""
+    if isinstance(action, dict):
+        return {key: part(own, i) for key, own in action.items()}
+    return tuple(part(own, i) for own in action) if isinstance(action, tuple) else action[i]
+
+
+def with_axis(action: Any) -> Any:
+    """Actions in all envs as those of a group of one agent."""
+    if isinstance(action, dict):
+        return {key: with_axis(own) for key, own in action.items()}
+    if isinstance(action, tuple):
+        return tuple(map(with_axis, action))
+    return action[:, None] if isinstance(action, np.ndarray) else [[own] for own in action]
 
 
 WRONG_DICTS: list[tuple[Any, str]] = [

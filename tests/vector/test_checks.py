@@ -24,7 +24,7 @@ from marlvec.spaces.members import membership
 from marlvec.testing import SampledEnv
 from marlvec.vector.buffers import Buffers
 from marlvec.vector.checks import ObservationValidator
-from marlvec.vector.shard import Report
+from marlvec.vector.shard import ShardReport
 from marlvec.vector.vector_step import VectorStep
 from tests.vector.support.drivers import LivesEnv
 from tests.vector.support.kinds import BACKENDS, HERE_AND_AWAY, OBJECTS, REAL, factories_of, vectorize
@@ -268,7 +268,7 @@ def spec_of(*spaces: Space[Any]) -> EnvSpec:
 
 def all_rows(buffers: Buffers) -> VectorStep:
     n = buffers.num_envs
-    return VectorStep(buffers, np.arange(n), slice(None), Report(), grouped=True, copy=False)
+    return VectorStep(buffers, np.arange(n), slice(None), ShardReport(), grouped=True, copy=False)
 
 
 def fill(leaf_space: Any, array: Any, rng: np.random.Generator) -> None:
@@ -349,7 +349,7 @@ def test_which_calls_are_looked_at() -> None:
         assert not is_due(off)
     found = [(i, text.partition(". ")[0]) for i, text in strict.check(all_rows(buffers))]
     assert found == told
-    nobody = VectorStep(buffers, np.zeros(0, np.int64), np.zeros(0, np.int64), Report(), grouped=False, copy=True)
+    nobody = VectorStep(buffers, np.zeros(0, np.int64), np.zeros(0, np.int64), ShardReport(), grouped=False, copy=True)
     assert strict.check(nobody) == []
 
 

@@ -49,28 +49,9 @@ from tests.vector.support.kinds import (
     vectorize,
     walks,
 )
-from tests.vector.support.reference import MODES, refused
+from tests.vector.support.reference import MODES, refused, same
 
 N = 4
-
-
-def same(one: Any, other: Any, where: str = "") -> None:
-    """Hold two results against each other, byte for byte."""
-    assert type(one) is type(other), where
-    if isinstance(one, dict):
-        assert list(one) == list(other), where
-        for key, part in one.items():
-            same(part, other[key], f"{where}[{key!r}]")
-    elif isinstance(one, (tuple, list)):
-        assert len(one) == len(other), where
-        for k, (a, b) in enumerate(zip(one, other, strict=True)):
-            same(a, b, f"{where}[{k}]")
-    elif isinstance(one, np.ndarray) and one.dtype == object:
-        same(one.tolist(), other.tolist(), where)
-    elif isinstance(one, np.ndarray):
-        assert (one.dtype, one.shape, one.tobytes()) == (other.dtype, other.shape, other.tobytes()), where
-    else:
-        assert one == other or one != one, where
 
 
 def play(envs: VectorEnv, steps: int, seed: int, mode: str = "same_step") -> list[Any]:

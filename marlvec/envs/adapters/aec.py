@@ -12,6 +12,7 @@ from marlvec.envs.adapters.base import (
     ENDED,
     LIVE,
     NOT_JOINED,
+    VECTOR_HINT,
     Adapter,
     AgentId,
     Sink,
@@ -30,10 +31,6 @@ from marlvec.errors import ContractError
 _ROUNDING = 0.01  # relative tolerance for sums of rewards, which may be float16
 _DEAD_STEP_HINT = "call self._was_dead_step(action) and return where the selected agent has ended"
 _SELECT_HINT = "select an agent of self.agents"
-_VECTOR_HINT = (
-    "if it is one number per objective, combine them by a wrapper whose `rewards` are numbers; docs/envs.md has one "
-    "(momaland.utils.aec_wrappers.LinearizeReward only changes the reward of last())"
-)
 
 
 class AECAdapter(Adapter):
@@ -152,7 +149,7 @@ class AECAdapter(Adapter):
         """Write the rewards of the env's last step, and note agents that joined or left."""
         status, reward, sink = self._status, slot.reward, self.at_step
         for agent, value in mapping(self._state_owner.rewards, sink, "env.rewards").items():
-            number = self._reward(value, agent, _VECTOR_HINT)
+            number = self._reward(value, agent, VECTOR_HINT)
             if number != 0.0:
                 a = self._place(agent, "env.rewards", sink)
                 if status[a] == ENDED and agent not in last_infos:

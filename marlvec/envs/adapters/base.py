@@ -14,6 +14,7 @@ from typing import Any, ClassVar, NamedTuple, NoReturn
 import gymnasium
 import numpy as np
 from gymnasium.spaces import Box, Space
+from numpy.typing import NDArray
 
 from marlvec.arguments import signature_of
 from marlvec.envs.env import MultiAgentEnv, Slot
@@ -79,9 +80,13 @@ class Sink:
 def missing_hint(declaration: str) -> str:
     """Return what to do about an attribute that an env does not have, for the end of an error message."""
     return (
-        f". Set self.{declaration} in __init__(); or, if the env has it only after reset(), pass a factory that resets "
-        f"once: def build(): env = MyEnv(…); env.reset(); return env"
+        f". Set self.{declaration} in __init__(); or, if the env has it only after reset(), write "
+        f"make(…, lenient=True), which resets it once when it is built"
     )
+
+
+VECTOR_HINT = "if it is one number per objective, combine them: marlvec.envs.adapt(env, reward_weights=[…])"
+"""What to do about a reward with several numbers, for the end of an error message."""
 
 
 def only_element(value: Any) -> Any:
@@ -252,18 +257,30 @@ def five_values(result: Any, sink: Sink) -> Sequence[Any]:
     return obs, reward, *flags, info
 
 
-def five_dicts(result: Any, sink: Sink, tables: Sequence[str]) -> list[Mapping[Any, Any]]:
-    """As `five_values`, for results that are dicts by agent; `tables` names the first four, for messages."""
+def five_dicts(
+    result: Any, sink: Sink, tables: Sequence[str], *, team: Sequence[Any] = (), ends: Sequence[Any] = ()
+) -> list[Mapping[Any, Any]]:
+    """As `five_values`, for results that are dicts by agent; `tables` names the first four, for messages.
+
+    A reward that is one number is the reward of each agent of ``team``, and one flag is that of each key in ``ends``;
+    with an empty ``team`` both are errors.
+    """
     if _step_length(result, sink) == 4:
         obs, rewards, found, infos = result
-        dones, infos = mapping(found, sink, "dones"), infos_in(infos, sink, "infos")
+        dones, infos = _shared(found, ends, sink, "dones"), infos_in(infos, sink, "infos")
         late = {agent for agent in dones if _ran_out_of_time(infos.get(agent))}
-        ends = {agent: False if agent in late else done for agent, done in dones.items()}
+        over = {agent: False if agent in late else done for agent, done in dones.items()}
         cuts = {agent: done if agent in late else False for agent, done in dones.items()}
-        result = obs, rewards, ends, cuts, infos
+        result = obs, rewards, over, cuts, infos
     *parts, infos = result
-    checked = [mapping(part, sink, what) for part, what in zip(parts, tables, strict=True)]
+    shared: tuple[Sequence[Any], ...] = ((), team, ends, ends)
+    checked = [_shared(part, keys, sink, what) for part, what, keys in zip(parts, tables, shared, strict=True)]
     return [*checked, infos_in(infos, sink, "infos")]
+
+
+def _shared(value: Any, keys: Sequence[Any], sink: Sink, what: str) -> Mapping[Any, Any]:
+    """Return a dict by agent; a number is that of each of ``keys``, if there are any."""
+    return dict.fromkeys(keys, value) if keys and isinstance(value, _REAL) else mapping(value, sink, what)
 
 
 def _ran_out_of_time(info: Any) -> bool:
@@ -468,6 +485,9 @@ NOT_JOINED, LIVE, ENDED = range(3)
 MISSING: Any = object()
 """Placeholder for an observation that the env did not return."""
 
+PLAIN_REWARDS: frozenset[Any] = frozenset({float, np.float64})
+"""Classes of rewards that need no check."""
+
 _RESERVED = (COMMON, "__all__")
 
 
@@ -479,6 +499,8 @@ class Adapter(MultiAgentEnv):
 
     _declaration: ClassVar[str] = "{}_spaces = {{agent: space, …}}"  # how a user's env declares its spaces
     is_lenient = False  # rewards and flags may be arrays of one element, and flags 0 or 1
+    reward_weights: Mapping[AgentId, NDArray[np.float64]] | None = None  # of each objective, if rewards are vectors
+    plain_rewards = PLAIN_REWARDS  # none if there are weights
     copies_attributes = False  # copies of the env's attributes are its state, if it has no ``get_state()``
 
     def __init__(
@@ -618,9 +640,23 @@ class Adapter(MultiAgentEnv):
                 )
 
     def _reward(self, value: Any, agent: AgentId, vector_hint: str = "") -> float:
+        if self.reward_weights is not None:
+            return self._weigh(value, agent, self.reward_weights[agent])
         if type(value) is float:
             return value
         return as_reward(value, self.at_step, agent, vector_hint, lenient=self.is_lenient)
+
+    def _weigh(self, value: Any, agent: AgentId, weights: NDArray[np.float64]) -> float:
+        """Return the weighted sum of a reward with one number per objective."""
+        try:
+            numbers = np.asarray(value, np.float64)
+        except (TypeError, ValueError):
+            numbers = np.zeros(())
+        if numbers.shape != weights.shape:
+            expected = f"{len(weights)} numbers, as many as reward_weights"
+            self.at_step.report("rewards", f"reward of agent {agent!r}", expected, _text(value))
+            return 0.0
+        return float(numbers @ weights)
 
     def _flag(self, value: Any, agent: AgentId, what: str, several_hint: str = "") -> bool:
         if value is True or value is False:

@@ -13,6 +13,7 @@ from marlvec.envs.adapters.base import (
     LIVE,
     MISSING,
     NOT_JOINED,
+    VECTOR_HINT,
     AgentId,
     DictAdapter,
     Sink,
@@ -29,9 +30,6 @@ from marlvec.envs.spec import Info
 from marlvec.errors import ContractError
 
 _FLOATS = frozenset({"e", "f", "d", "g"})  # formats of numpy's floats in a memoryview
-_VECTOR_HINT = (
-    "if it is one number per objective, combine them: momaland.utils.parallel_wrappers.LinearizeReward(env, weights)"
-)
 _LEFT_HINT = (
     "set its termination or truncation in the step that takes it out of env.agents; make(…, lenient=True) treats this "
     "as a truncation"
@@ -53,7 +51,8 @@ class ParallelAdapter(DictAdapter):
     Old envs are supported, too: ``step`` may return 4 dicts, with one of dones (done means terminated, unless
     ``info["TimeLimit.truncated"]`` is True), and ``reset`` observations alone.
 
-    ``lenient`` accepts other forms of rewards and flags (`Adapter.is_lenient`), and two omissions. Without
+    ``lenient`` accepts other forms of rewards and flags (`Adapter.is_lenient`), one number as the reward of each live
+    agent, one flag for all of them, and two omissions. Without
     ``possible_agents``, the agents are those present after a reset (without a seed), which is called here. An agent
     that leaves ``env.agents`` without a flag is truncated in that step; if the env returns no observation for it, its
     final observation is marked as missing (`Slot.final_missing`).
@@ -94,7 +93,7 @@ class ParallelAdapter(DictAdapter):
         if not listed:
             change = "set self.agents = self.possible_agents[:] in reset()"
             sink.fault("agents", "env.agents", "at least one live agent", "none", change)
-        self._note_live_agents(slot)
+        self._update_live_agents(slot)
 
     def step(self, slot: Slot) -> Info | None:
         expected = self._expected
@@ -153,7 +152,8 @@ class ParallelAdapter(DictAdapter):
     def _read_carefully(self, slot: Slot, result: Any) -> Info | None:
         """Check the result of a step, in all cases, and write it into the slot."""
         status, sink = self._status, self.at_step
-        obs, rewards, terminations, truncations, infos = five_dicts(result, sink, _TABLES)
+        team = [agent for _, agent in self._live] if self.is_lenient else ()
+        obs, rewards, terminations, truncations, infos = five_dicts(result, sink, _TABLES, team=team, ends=team)
         tables = dict(zip(_TABLES, (obs, rewards, terminations, truncations), strict=True))
         for what, table in tables.items():
             refuse_unknown(table, self._index, sink, what)
@@ -188,9 +188,9 @@ class ParallelAdapter(DictAdapter):
             elif agent in listed and not here:
                 expected = f"agent {agent!r}, which has ended, to leave it"
                 sink.remark("life", "env.agents", expected, "it still there", _LEAVE_HINT)
-            reward = self._reward(rewards[agent], agent, _VECTOR_HINT) if agent in rewards else 0.0
+            reward = self._reward(rewards[agent], agent, VECTOR_HINT) if agent in rewards else 0.0
             self._record(slot, a, obs.get(agent, MISSING), reward, ended, cut)
-        self._note_live_agents(slot)
+        self._update_live_agents(slot)
         slot.done = not self._live
         return self._take_masks(slot, new_infos)
 
@@ -217,7 +217,7 @@ class ParallelAdapter(DictAdapter):
             if agent not in rewards:
                 expected = f"one of the live agent {agent!r}"
                 self.at_step.report("keys", "rewards", expected, "none: it is missing", kind="rewards")
-            reward = self._reward(rewards[agent], agent, _VECTOR_HINT) if agent in rewards else 0.0
+            reward = self._reward(rewards[agent], agent, VECTOR_HINT) if agent in rewards else 0.0
             self._record(slot, a, MISSING, reward, *flags)
         new_infos = self._end_and_begin(slot, new_infos)
         self._begin(slot, obs, self.at_step)
@@ -226,8 +226,8 @@ class ParallelAdapter(DictAdapter):
     def _present(self, sink: Sink) -> frozenset[AgentId]:
         return live_agents(getattr(self.env, "agents", None), self._index, sink)
 
-    def _note_live_agents(self, slot: Slot) -> None:
-        """Note which agents are live now, and prepare the fast path if possible."""
+    def _update_live_agents(self, slot: Slot) -> None:
+        """Record which agents are live now, and prepare the fast path if possible."""
         self._live = tuple((a, agent) for a, agent in enumerate(self.ids) if self._status[a] == LIVE)
         if slot is not self._slot:
             self._slot = slot
@@ -235,7 +235,8 @@ class ParallelAdapter(DictAdapter):
             rows = zip(slot.fast_rows, self.mask_sizes, strict=True)
             self._rows = [row if size is None else None for row, size in rows]
         agents = self.env.agents
-        plain = isinstance(agents, list) and len(agents) == len(self._live) and not self.at_step.collects
+        plain = isinstance(agents, list) and len(agents) == len(self._live)
+        plain = plain and not self.at_step.collects and self.reward_weights is None
         self._expected = agents[:] if plain else None
         self._cells = tuple((a, agent, self._rows[a]) for a, agent in self._live) if plain else ()
 
@@ -284,8 +285,11 @@ def space_of(env: Any, kind: str, agent: AgentId, agents: Iterable[AgentId]) -> 
     try:
         return function(agent) if callable(function) and not inherited else getattr(env, f"{kind}_spaces")[agent]
     except (KeyError, AttributeError, TypeError, NotImplementedError) as error:
-        if isinstance(error, TypeError) and getattr(env, f"{kind}_spaces", None) is not None:
+        table = getattr(env, f"{kind}_spaces", None)
+        if isinstance(error, TypeError) and table is not None:
             raise  # else the dict of spaces is None until reset()
+        if isinstance(table, Mapping) and agent in table:  # beside a method that has none of it
+            return table[agent]
         label = type(env).__name__
         if isinstance(function, Space):
             raise ContractError(
@@ -347,7 +351,9 @@ class RLlibAdapter(DictAdapter):
         actions = slot.read_actions()
         result = self.env.step({self.ids[a]: actions[a] for a in self._acting})
         sink = self.at_step
-        obs, rewards, terminateds, truncateds, infos = five_dicts(result, sink, _RLLIB_TABLES)
+        team = [agent for agent, status in zip(self.ids, self._status, strict=True) if status == LIVE]
+        shared: Any = {"team": team, "ends": (ALL,)} if self.is_lenient else {}
+        obs, rewards, terminateds, truncateds, infos = five_dicts(result, sink, _RLLIB_TABLES, **shared)
         if ALL not in terminateds:
             got = f"{sorted(map(str, terminateds))}"
             kind = "dones" if len(result) == 4 else "terminateds"
@@ -413,7 +419,7 @@ class RLlibAdapter(DictAdapter):
         """Write the results of a step for one agent; return whether it acts next."""
         agent, sink = self.ids[a], self.at_step
         ended, cut = self._flags_in(agent, terminateds, truncateds)
-        reward = self._reward(rewards[agent], agent) if agent in rewards else 0.0
+        reward = self._reward(rewards[agent], agent, VECTOR_HINT) if agent in rewards else 0.0
         if self._status[a] == ENDED:
             # Such envs often repeat flags of ended agents, which is harmless; data for them is an error.
             if agent in obs or reward != 0.0:

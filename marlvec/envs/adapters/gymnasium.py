@@ -1,4 +1,7 @@
-"""`GymnasiumAdapter`: Gymnasium envs with one agent; `JointAdapter`: with several, in a Tuple or a Dict by agent."""
+"""`GymnasiumAdapter`: Gymnasium envs with one agent; `JointAdapter`: with several, in a Tuple or a Dict by agent.
+
+`MarlenvAdapter`: envs of the package marlenv (``multi-agent-rlenv``), whose steps are joint, too.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,13 @@ from copy import deepcopy
 from typing import Any, NoReturn, TypeGuard
 
 import numpy as np
-from gymnasium.spaces import Box, Dict, Discrete, Tuple
+from gymnasium.spaces import Box, Dict, Discrete, Space, Tuple
 
 from marlvec.envs.adapters.base import (
     ENDED,
     LIVE,
     OBSERVATION_KEYS,
+    VECTOR_HINT,
     Adapter,
     AgentId,
     Sink,
@@ -33,12 +37,6 @@ from marlvec.spaces.equality import short
 
 AGENT = "agent_0"
 """Name of the only agent of a Gymnasium env."""
-
-
-PLAIN_REWARDS: frozenset[Any] = frozenset({float, np.float64})
-"""Classes of rewards that need no check."""
-
-_VECTOR_HINT = "if it is one number per objective, combine them: mo_gymnasium.wrappers.LinearReward(env, weight=…)"
 
 
 class GymnasiumAdapter(Adapter):
@@ -63,7 +61,7 @@ class GymnasiumAdapter(Adapter):
             if joint
             else ""
         )
-        self._vector_hint = "; ".join(filter(None, (self._flags_hint, _VECTOR_HINT)))
+        self._vector_hint = "; ".join(filter(None, (self._flags_hint, VECTOR_HINT)))
         self._info_keys = (COMMON,)
         self._pair = pair_tree(space)
         self._slot: Slot | None = None  # the slot that `_read_actions` reads
@@ -110,7 +108,9 @@ class GymnasiumAdapter(Adapter):
             else self._flag(terminated, AGENT, "termination", self._flags_hint)
         )
         cut = truncated if truncated.__class__ is bool else self._flag(truncated, AGENT, "truncation", self._flags_hint)
-        slot.reward[0] = reward if reward.__class__ in PLAIN_REWARDS else self._reward(reward, AGENT, self._vector_hint)
+        slot.reward[0] = (
+            reward if reward.__class__ in self.plain_rewards else self._reward(reward, AGENT, self._vector_hint)
+        )
         over = ended or cut
         new_infos = None
         if info.__class__ is not dict or info:
@@ -127,7 +127,7 @@ class GymnasiumAdapter(Adapter):
         return self._take_masks(slot, new_infos)
 
     def _reward(self, value: Any, agent: AgentId, vector_hint: str = "") -> float:
-        if self._agent_num and _is_list(value) and len(value) == self._agent_num:
+        if self._agent_num and self.reward_weights is None and _is_list(value) and len(value) == self._agent_num:
             expected = "a real number, as of an env of one agent"
             self.at_step.fault("form", "the reward", expected, short(value), vector_hint)
         return super()._reward(value, agent, vector_hint)
@@ -140,6 +140,12 @@ class GymnasiumAdapter(Adapter):
 def _is_one_info(value: Any) -> bool:
     # The first test is faster, and nearly always enough. None is no observation, but an info that is refused.
     return value.__class__ is dict or value is None or isinstance(value, Mapping)
+
+
+def joint_space(space: Any) -> Any:
+    """Return a plain dict of spaces by agent, as some envs declare, as a Dict; other spaces unchanged."""
+    is_table = isinstance(space, dict) and space and all(isinstance(part, Space) for part in space.values())
+    return Dict(space) if is_table else space
 
 
 def joint_keys(observation: Any, action: Any) -> list[Any] | None:
@@ -203,7 +209,7 @@ class JointAdapter(Adapter):
     """
 
     def __init__(self, env: Any) -> None:
-        joint = env.observation_space, env.action_space
+        joint = joint_space(env.observation_space), joint_space(env.action_space)
         self.is_dict = isinstance(joint[0], Dict)  # the spaces are Dicts
         self.keys: list[Any] = joint_keys(*joint) or []  # the agents' keys in the Dicts, or indices in the Tuples
         ids = self.keys if self.is_dict else [f"agent_{key}" for key in self.keys]
@@ -250,7 +256,7 @@ class JointAdapter(Adapter):
 
     def space_of(self, kind: str, agent: AgentId) -> Any:
         joint = self.env.observation_space if kind == "observation" else self.env.action_space
-        return joint.spaces[self.keys[self._index[agent]]]
+        return joint_space(joint).spaces[self.keys[self._index[agent]]]
 
     def space_call(self, kind: str, agent: AgentId) -> str:
         return f"{kind}_space[{self.keys[self._index[agent]]!r}]"
@@ -277,11 +283,14 @@ class JointAdapter(Adapter):
         return deepcopy(self._idle_actions[a])
 
     def _write_rewards(self, slot: Slot, rewards: Any) -> None:
-        entries = self._entries(rewards, "rewards", self.at_step)
+        # With weights a flat list is the team's reward, a number for each objective.
+        is_team = self.reward_weights is not None and not isinstance(rewards, Mapping) and np.ndim(rewards) == 1
+        entries = None if is_team else self._entries(rewards, "rewards", self.at_step)
         for a, agent in enumerate(self.ids):
             value = rewards if entries is None else entries[a]
             if self._status[a] == LIVE:
-                slot.reward[a] = value if value.__class__ in PLAIN_REWARDS else self._reward(value, agent, _TEAM_HINT)
+                is_plain = value.__class__ in self.plain_rewards
+                slot.reward[a] = value if is_plain else self._reward(value, agent, _TEAM_HINT)
             elif entries is not None and value is not None and self._reward(value, agent) != 0.0:
                 change = "give 0 as the reward of an agent that has ended"
                 self.at_step.report("life", f"reward of agent {agent!r}", "0, for it has ended", f"{value!r}", change)
@@ -326,7 +335,7 @@ class JointAdapter(Adapter):
     def _refuse_entries(self, what: str, got: str, sink: Sink) -> NoReturn:
         change = f"return a tuple with one for each agent as {what}"
         if what == "rewards":
-            change = f"return one number for the team, or one for each agent; {_VECTOR_HINT}"
+            change = f"return one number for the team, or one for each agent; {VECTOR_HINT}"
         sink.fault("results", what, f"one for each agent, {len(self.ids)} in all", got, change, kind=what)
 
     def _by_agent(self, slot: Slot, info: Any, sink: Sink) -> Info | None:
@@ -386,16 +395,97 @@ class JointAdapter(Adapter):
         return found
 
 
+class MarlenvAdapter(Adapter):
+    """An env of marlenv (PyPI: ``multi-agent-rlenv``): arrays of all agents, and one reward for the team.
+
+    Agents are ``"agent_0"``, ``"agent_1"``, …; all act in every step, and end together by ``done`` or ``truncated``. An
+    observation is marlenv's ``data``, or, if the env has extras, a dict of ``data`` and ``extras``; available actions
+    are the action mask. Every agent gets the team's reward; of several objectives `reward_weights` make one.
+    """
+
+    def __init__(self, env: Any) -> None:
+        num, (sizes, bounds) = env.n_agents, _marlenv_actions(env)
+        seen: Any = Box(-np.inf, np.inf, tuple(env.observation_shape), np.float32)
+        if env.extras_size:
+            seen = Dict(data=seen, extras=Box(-np.inf, np.inf, tuple(env.extras_shape), np.float32))
+        self._has_extras = bool(env.extras_size)
+        masks = [Box(0, 1, (size,), np.int8) for size in sizes]
+        parts = dict(seen.spaces) if self._has_extras else {"observation": seen}
+        observations: list[Any] = [Dict({**parts, "action_mask": mask}) for mask in masks] or [seen] * num
+        super().__init__(env, [f"agent_{a}" for a in range(num)], observations, [Discrete(n) for n in sizes] or bounds)
+        if not env.state_extras_size:
+            self.state_space = Box(-np.inf, np.inf, tuple(env.state_shape), np.float32)
+        declared = {"observation": observations, "action": self.action_spaces}
+        self._spaces = {kind: dict(zip(self.ids, spaces, strict=True)) for kind, spaces in declared.items()}
+
+    def reset(self, slot: Slot, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Info | None:
+        result = self.call_reset(seed, options)
+        obs = result[0] if isinstance(result, tuple) and len(result) == 2 else result
+        for a, entry in enumerate(self._each(obs, self.at_reset)):
+            self._join(slot, a, entry)
+        return None
+
+    def step(self, slot: Slot) -> Info | None:
+        result, sink = tuple(self.env.step(np.asarray(slot.read_actions()))), self.at_step
+        if len(result) != 6:
+            sink.fault("results", "the result", "marlenv's Step, of 6 values", f"{len(result)}")
+        obs, _, reward, done, truncated, info = result
+        if self.reward_weights is None:  # an array of one number is marlenv's usual form
+            one = only_element(reward)
+            reward = reward if one is None else float(one)
+        for a, entry in enumerate(self._each(obs, sink)):
+            agent = self.ids[a]
+            flags = self._flag(done, agent, "termination"), self._flag(truncated, agent, "truncation")
+            self._record(slot, a, entry, self._reward(reward, agent, VECTOR_HINT), *flags)
+        slot.done = LIVE not in self._status
+        return common_info(info, sink)
+
+    def write_state(self, slot: Slot) -> None:
+        slot.write_state(self.env.get_state().data)
+
+    def space_of(self, kind: str, agent: AgentId) -> Any:
+        return self._spaces[kind][agent]
+
+    def _each(self, obs: Any, sink: Sink) -> list[Any]:
+        """Return one entry per agent, as its space has it."""
+        num = len(self.ids)
+        try:
+            entries: list[dict[str, Any]] = [{"observation": obs.data[a]} for a in range(num)]
+            if self._has_extras:
+                entries = [{"data": obs.data[a], "extras": obs.extras[a]} for a in range(num)]
+            if None in self.mask_sizes:  # continuous actions
+                return entries if self._has_extras else [entry["observation"] for entry in entries]
+            masks = np.asarray(obs.available_actions, np.int8)
+            return [{**entry, "action_mask": masks[a]} for a, entry in enumerate(entries)]
+        except (AttributeError, IndexError, TypeError, ValueError):
+            sink.fault("results", "the observation", f"marlenv's Observation of {num} agents", type(obs).__name__)
+
+
+def _marlenv_actions(env: Any) -> tuple[list[int], list[Box]]:
+    """Return each agent's number of actions, or else its Box of continuous ones."""
+    space = env.action_space
+    if space.is_discrete:
+        parts = getattr(space, "spaces", None)
+        return [int(part.size) for part in parts] if parts else [int(space.size)] * env.n_agents, []
+    return [], [Box(low, high, low.shape, np.float32) for low, high in zip(space.low, space.high, strict=True)]
+
+
+def is_marlenv(env: Any) -> bool:
+    """Return whether an env derives from marlenv's base class; does not import marlenv."""
+    return any(kind.__name__ == "MARLEnv" and kind.__module__.startswith("marlenv.") for kind in type(env).__mro__)
+
+
 def has_joint_spaces(env: Any, agents: str = "auto") -> bool:
     """Return whether a Gymnasium env has several agents.
 
     It has if its observation and action spaces are Tuples of equal length, or Dicts with equal keys, and either its
-    ``n_agents`` or ``num_agents`` is that number, or the keys are ints; with ``agents`` not ``"auto"``, if that says
-    so.
+    ``n_agents`` or ``num_agents`` is that number, or the keys are ints; or if both are plain dicts of spaces; with
+    ``agents`` not ``"auto"``, if that says so.
     """
     if agents == "single":
         return False
-    observation, action = (getattr(env, name, None) for name in ("observation_space", "action_space"))
+    declared = [getattr(env, name, None) for name in ("observation_space", "action_space")]
+    observation, action = map(joint_space, declared)
     keys = joint_keys(observation, action)
     if agents != "auto":
         wanted = Tuple if agents == "tuple" else Dict
@@ -408,6 +498,8 @@ def has_joint_spaces(env: Any, agents: str = "auto") -> bool:
         return True
     if keys is None:
         return False
+    if all(isinstance(space, dict) for space in declared):
+        return True
     if isinstance(observation, Dict) and all(isinstance(key, (int, np.integer)) for key in keys):
         return True
     counts = (getattr(layer, name, None) for layer in wrapper_chain(env) for name in _COUNTS)

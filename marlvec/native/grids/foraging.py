@@ -16,7 +16,7 @@ from gymnasium.spaces import Box, Discrete
 from numpy.typing import NDArray
 
 from marlvec.arguments import check_int
-from marlvec.envs.making import EnvEntry
+from marlvec.envs.recipes import EnvEntry
 from marlvec.errors import ArgumentError
 from marlvec.native.kernels import bounded, end_episode, kernel, permutation
 from marlvec.native.native_env import Ids, NativeEnv, own_arguments, refuse

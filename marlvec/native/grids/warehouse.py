@@ -9,7 +9,7 @@ from gymnasium.spaces import Box, Discrete, MultiDiscrete
 from numpy.typing import NDArray
 
 from marlvec.arguments import check_int
-from marlvec.envs.making import EnvEntry
+from marlvec.envs.recipes import EnvEntry
 from marlvec.errors import ArgumentError
 from marlvec.native.kernels import bounded, end_episode, kernel, sample
 from marlvec.native.native_env import Ids, NativeEnv, Rows, own_arguments, refuse

@@ -1,7 +1,7 @@
 """`Pool`: the contract of one object of another library that steps many envs; and the shard that drives a pool.
 
 `PoolShard` is the counterpart of `Shard`, with equal rows, bit for bit; `PoolQueue` sends requests in order, with full
-batches; `Presence` keeps which agents are in the episode, for pools whose replies do not have that.
+batches; `AliveTracker` keeps which agents are in the episode, for pools whose replies do not have that.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from marlvec.errors import ArgumentError, BusyError, ContractError, UnknownEnvEr
 from marlvec.extras import import_extra
 from marlvec.spaces import Leaf
 from marlvec.spaces.action_masks import mask_refusal
-from marlvec.vector.buffers import Buffers, Selection
-from marlvec.vector.infos import OF_AGENTS, InfoColumns, Path, Report
+from marlvec.vector.buffers import Buffers, EnvSelection
+from marlvec.vector.infos import OF_AGENTS, InfoColumns, Path, ShardReport
 from marlvec.vector.native_shard import BatchedShard
 from marlvec.vector.shard import EnvEvent, EnvPhase
 
@@ -365,7 +365,7 @@ def array_space(shape: tuple[int, ...], dtype: Any) -> Space[Any]:
     return Box(limits.min, limits.max, shape, dtype.type)
 
 
-class Presence:
+class AliveTracker:
     """Completes the replies of one pool: each then has who is alive, and rows ready to use."""
 
     def __init__(self, spec: EnvSpec, num_envs: int) -> None:
@@ -373,7 +373,7 @@ class Presence:
         self._members = [list(group.agents) for group in spec.groups]
         self.had_rows = np.zeros((num_envs, len(spec.agents)), np.bool_)
 
-    def complete(self, reply: PoolReply, rows: Selection, before: BoolArray, began: BoolArray | None) -> PoolReply:
+    def complete(self, reply: PoolReply, rows: EnvSelection, before: BoolArray, began: BoolArray | None) -> PoolReply:
         """Return the reply with `PoolReply.alive` and `PoolReply.done`; if it has ``alive``, the reply itself.
 
         `rows` are those of its envs; `before` (n, A) bool, agents in the episode before this step; `began` (n,) bool,
@@ -423,7 +423,7 @@ class Presence:
         )
 
     def _present(
-        self, reply: PoolReply, rows: Selection, before: BoolArray, began: BoolArray | None
+        self, reply: PoolReply, rows: EnvSelection, before: BoolArray, began: BoolArray | None
     ) -> BoolArray | None:
         """Return which agents are in the episode, or end in this step, (n, A) bool in new memory; None: all."""
         # An agent with a row that was not alive and had no row before joins. With a row before, it is padding.
@@ -471,8 +471,8 @@ class PoolShard(BatchedShard):
         self._next_episode = self._autoreset.next_episode_request(AutoresetMode(pool.autoreset))
         n = pool.num_envs
         self._everyone = np.arange(n)
-        self._presence = Presence(pool.spec, n)
-        self._saved["had_rows"] = self._presence.had_rows
+        self._alive_tracker = AliveTracker(pool.spec, n)
+        self._saved["had_rows"] = self._alive_tracker.had_rows
         self._limit, self._elapsed = pool.promised_limit, np.zeros(n, np.int64)
         self._columns, self._final_columns = InfoColumns(n), InfoColumns(n)
         self._groups = pool.spec.groups
@@ -558,15 +558,15 @@ class PoolShard(BatchedShard):
 
     # --- taking in answers ---
 
-    def read(self, reply: PoolReply) -> tuple[Ids, Report]:
+    def read(self, reply: PoolReply) -> tuple[Ids, ShardReport]:
         """Write the rows of a reply; return the envs that are ready now, and their report."""
         ids = self._in_order(reply.env_ids)
         if ids is not reply.env_ids and np.count_nonzero(ids != reply.env_ids):
             reply = reply.select(np.argsort(reply.env_ids))
         self._refuse_masks_in_infos(reply)
-        report, rows = Report(infos=reply.infos), self._rows(ids)
-        began, replaced = self._note_beginnings(reply, ids, rows)
-        reply = self._presence.complete(reply, rows, self._buffers.alive[rows], began)
+        report, rows = ShardReport(infos=reply.infos), self._rows(ids)
+        began, replaced = self._record_beginnings(reply, ids, rows)
+        reply = self._alive_tracker.complete(reply, rows, self._buffers.alive[rows], began)
         done = reply.done
         assert done is not None
         if self._limit is not None:
@@ -610,8 +610,8 @@ class PoolShard(BatchedShard):
                     self.spec, {agent: {"action_mask": path} for agent in self.spec.agents}, f"{self.spec.name}: "
                 )
 
-    def _note_beginnings(
-        self, reply: PoolReply, ids: Ids, rows: Selection
+    def _record_beginnings(
+        self, reply: PoolReply, ids: Ids, rows: EnvSelection
     ) -> tuple[BoolArray | None, BoolArray | None]:
         """Change the phases; return whose episodes begin with this row, and whose in the step that ended the last."""
         # Both (n,) bool, or None if no env's does. The rewards of the second stay.
@@ -665,7 +665,7 @@ class PoolShard(BatchedShard):
                 f"episodes that continue in envs {ids[longer].tolist()}: the pool ignores this argument; leave it out"
             )
 
-    def _finish(self, reply: PoolReply, done: BoolArray, report: Report) -> Ids:
+    def _finish(self, reply: PoolReply, done: BoolArray, report: ShardReport) -> Ids:
         """Handle ended episodes, and begin the next ones if the mode requires it. Returns the envs that are ready."""
         over, buffers = reply.env_ids[done], self._buffers
         if reply.state is not None and buffers.final_state is not None:
@@ -699,11 +699,11 @@ class PoolShard(BatchedShard):
             return self._everyone
         return np.sort(ids) if (ids[1:] < ids[:-1]).any() else ids
 
-    def _rows(self, ids: Ids) -> Selection:
+    def _rows(self, ids: Ids) -> EnvSelection:
         """Return the rows of envs that are in order: a slice, so that nothing is copied, if they are consecutive."""
         return slice(None) if ids is self._everyone else rows_of(ids)
 
-    def _write_obs(self, reply: PoolReply, rows: Selection) -> None:
+    def _write_obs(self, reply: PoolReply, rows: EnvSelection) -> None:
         buffers = self._buffers
         for g, leaves in enumerate(reply.obs):
             if reply.gives_obs:
@@ -712,7 +712,7 @@ class PoolShard(BatchedShard):
             for target, leaf in zip(buffers.own_obs(g), leaves, strict=True):
                 target[rows] = leaf
 
-    def _write_turns(self, reply: PoolReply, rows: Selection) -> None:
+    def _write_turns(self, reply: PoolReply, rows: EnvSelection) -> None:
         """Write who is alive, who acts, and the action masks."""
         buffers = self._buffers
         buffers.alive[rows] = reply.alive
@@ -755,7 +755,7 @@ class PoolShard(BatchedShard):
                     target[envs] = leaf
                 else:
                     target[envs[k], j] = leaf[k, j]
-        self._note_finals(envs)
+        self._mark_finals(envs)
 
     # --- saved states ---
 

@@ -358,10 +358,10 @@ class WorkerPool:
         ready = [self._by_fd[fd] for fd, _ in events]
         for fd, event in events:
             if event & ~select.POLLIN:
-                self._note_end(fd)
+                self._drop_closed_pipe(fd)
         return ready
 
-    def _note_end(self, fd: int) -> None:
+    def _drop_closed_pipe(self, fd: int) -> None:
         """Stop waiting for a closed pipe: poll would report it for ever."""
         self.ended.add(self._by_fd[fd])
         self._stop_listening(fd)

@@ -29,7 +29,7 @@ from marlvec.vector.buffers import Buffers
 from marlvec.vector.cores import begin_worker, usable_cores
 from marlvec.vector.env_builder import drawn_by_several, failures_of
 from marlvec.vector.failures import capture, dump_each, load_each, pack_failures, pickle_or_explain, unpack_failures
-from marlvec.vector.infos import Report
+from marlvec.vector.infos import ShardReport
 from marlvec.vector.settings import Settings
 from marlvec.vector.shard import Shard
 from marlvec.vector.workers import channel as ch
@@ -131,7 +131,7 @@ class WorkerLink:
                 given = load_each(given, names, where="its worker process")
             except SerialisationError as error:
                 failures = [capture(self._id(i), call, error) for i in ids]
-                self._reply(Request(name, number, ids), Report(failures=failures), ids)
+                self._reply(Request(name, number, ids), ShardReport(failures=failures), ids)
                 return None
             given = given[0] if is_step else zip(*given, strict=True)
         if not is_step:
@@ -147,7 +147,7 @@ class WorkerLink:
         for ids, report in self.shard.serve(request.operation, request.ids, request.arguments):
             self._reply(request, report, ids)
 
-    def _reply(self, request: Request, report: Report, ids: Sequence[int]) -> None:
+    def _reply(self, request: Request, report: ShardReport, ids: Sequence[int]) -> None:
         if self._warnings:
             report.warnings += self._warnings
             self._warnings.clear()
@@ -288,7 +288,7 @@ _INFO, _ANSWER = "the info", "the answer"
 _OPERATIONS = {_INFO: "infos", _ANSWER: "call"}
 
 
-def pack_report(report: Report, first: int) -> bytes:
+def pack_report(report: ShardReport, first: int) -> bytes:
     """Pickle a report. Infos and answers that cannot be pickled, or are too large, become failures of their env.
 
     Plain data is pickled in one piece. Objects whose unpickling runs code other than Python's or numpy's may raise in
@@ -320,7 +320,7 @@ class _PlainPickler(pickle.Pickler):
         raise TypeError(f"{kind.__qualname__} is not plain")
 
 
-def _drop_large(report: Report, first: int) -> list[Failure]:
+def _drop_large(report: ShardReport, first: int) -> list[Failure]:
     """Remove infos of envs that exceed `MAX_BYTES`, and return failures for them. Answers may have any size."""
     failures = []
     tables = (report.infos, report.final_infos)
@@ -361,10 +361,10 @@ def _seal_each(table: dict[int, Any], what: str, first: int) -> list[Failure]:
     return failures
 
 
-def unpack_report(payload: bytes, first: int) -> Report:
+def unpack_report(payload: bytes, first: int) -> ShardReport:
     """Rebuild a report in the parent, with global env indices. A part that cannot be unpickled becomes a failure."""
     infos, final_infos, answers, failures, warnings = pickle.loads(payload)
-    report = Report(failures=unpack_failures(failures), warnings=warnings)
+    report = ShardReport(failures=unpack_failures(failures), warnings=warnings)
     failed = {failure.env_id for failure in report.failures}
     parts = ((infos, report.infos, _INFO), (final_infos, report.final_infos, _INFO), (answers, report.answers, _ANSWER))
     for source, target, what in parts:

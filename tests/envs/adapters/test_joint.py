@@ -4,7 +4,9 @@ tests/vector/test_backends.py.
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import gymnasium
 import numpy as np
@@ -14,6 +16,7 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Space, Text, Tu
 import marlvec
 from marlvec.envs import COMMON, GymnasiumAdapter, JointAdapter, adapt
 from marlvec.errors import ArgumentError, ContractError, EnvRaised
+from marlvec.testing import check_env
 from marlvec.testing.scripted import CounterEnv
 from tests.envs.support.rig import Rig
 from tests.vector.support.drivers import JointEnv
@@ -78,6 +81,52 @@ def test_spaces_of_agents_make_an_env_of_agents(env: Spaces) -> None:
         assert type(adapter) is JointAdapter
         assert len(adapter.agents) == len(env.observation_space.spaces)
     assert type(adapt(env, agents="single")) is GymnasiumAdapter
+
+
+class Market(gymnasium.Env[Any, Any]):
+    """Declares its spaces as plain dicts by agent, of no space's class; ends after four steps."""
+
+    def __init__(self) -> None:
+        self.observation_space: Any = {"seller": BOX, "buyer": Box(0, 9, (1,), np.float64)}
+        self.action_space: Any = {"seller": Discrete(3), "buyer": Discrete(2)}
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        super().reset(seed=seed)
+        self.t = 0
+        return self.seen(), {}
+
+    def step(self, action: Any) -> Any:
+        self.t += 1
+        over = dict.fromkeys(action, self.t == 4)
+        return self.seen(), {a: float(x) for a, x in action.items()}, over, dict.fromkeys(action, False), {}
+
+    def seen(self) -> Any:
+        return {"seller": self.np_random.random(2), "buyer": np.full(1, self.t, np.float64)}
+
+
+def test_plain_dicts_of_spaces_by_agent_make_an_env_of_agents() -> None:
+    plain, ends = Market(), 0
+    with marlvec.make(Market, 1, backend="sync", autoreset_mode="next_step") as envs:
+        assert envs.agents == ("buyer", "seller")  # as Gymnasium's Dict orders them
+        envs.reset(seed=[5])
+        plain.reset(seed=5)
+        for t in range(12):
+            actions = envs.random_action(seed=t)
+            obs, rewards, terminated, _, infos = envs.step(actions)
+            if infos["reset_mask"][0]:
+                seen = plain.reset()[0]
+            else:
+                chosen = {agent: int(actions[name][0, 0]) for agent, name in zip(envs.agents, envs.groups, strict=True)}
+                seen, paid, over, *_ = plain.step(chosen)
+                assert rewards[0].tolist() == [paid[agent] for agent in envs.agents]
+                assert terminated[0].tolist() == [over[agent] for agent in envs.agents]
+                ends += over["seller"]
+            expected = [seen[agent].tolist() for agent in envs.agents]
+            assert [obs[name][0, 0].tolist() for name in envs.groups] == expected
+    assert ends == 3 - 1
+    assert type(adapt(Market(), agents="dict")) is JointAdapter
+    with pytest.raises(ArgumentError, match="expected observation and action spaces that are Tuples"):
+        adapt(Market(), agents="tuple")
 
 
 @pytest.mark.parametrize("env", SINGLE)
@@ -273,7 +322,7 @@ def test_rewards_of_agents_and_of_objectives_are_told_apart_in_words() -> None:
     env = lambda: Spaces(pair(BOX), pair(Discrete(3)), [1.0, 2.0], False, False, {})  # noqa: E731  # two uses
     with marlvec.make(env, 1, backend="sync") as envs:
         envs.reset(seed=0)
-        with pytest.raises(EnvRaised, match=r"make\(…, agents='tuple'\).*LinearReward\(env, weight=…\)"):
+        with pytest.raises(EnvRaised, match=r"make\(…, agents='tuple'\).*adapt\(env, reward_weights="):
             envs.step(envs.random_action())
 
 
@@ -286,3 +335,149 @@ def test_flags_of_agents_are_told_from_those_of_one_in_words(said: tuple[Any, ..
     with marlvec.make(lambda: Spaces(pair(BOX), pair(Discrete(3)), *said), 1, backend="sync", agents="tuple") as envs:
         envs.reset(seed=0)
         envs.step(envs.random_action())
+
+
+# --- Rewards of several objectives, and a weight for each
+
+
+class Vector(Spaces):
+    """Rewards as told, beside the spaces of two agents or of one."""
+
+    def __init__(self, reward: Any, *, single: bool = False) -> None:
+        spaces = (BOX, Discrete(3)) if single else (pair(BOX), pair(Discrete(3)))
+        super().__init__(*spaces, reward, False, False, {}, n_agents=2)
+
+
+def weighed(env: Any, weights: Any) -> list[float]:
+    with marlvec.make(lambda: adapt(env(), reward_weights=weights), 1, backend="sync") as envs:
+        envs.reset(seed=0)
+        return envs.step(envs.random_action())[1][0].tolist()
+
+
+def test_weights_make_one_number_of_each_agents_objectives_or_of_the_teams() -> None:
+    assert weighed(lambda: Vector([[1.0, 2.0, 0.0], [3.0, 0.0, 5.0]]), [1, 10, 100]) == [21.0, 503.0]
+    assert weighed(lambda: Vector(np.array([1.0, 2.0, 3.0])), [1, 10, 100]) == [321.0, 321.0]
+    assert weighed(lambda: Vector([1.0, 2.0]), {"agent_0": [1, 10], "agent_1": [0, 1]}) == [21.0, 2.0]
+    assert weighed(lambda: Vector(np.array([2.0, 3.0]), single=True), [1, -1]) == [-1.0]
+
+
+@pytest.mark.parametrize("reward", [1.0, np.float64(1), [1.0, 2.0], [[1.0], [2.0]], "ab"])
+@pytest.mark.parametrize("single", [True, False])
+def test_rewards_of_another_number_of_objectives_than_weights_are_refused(reward: Any, single: bool) -> None:
+    with pytest.raises(ContractError, match="expected 3 numbers, as many as reward_weights, got"):
+        weighed(lambda: Vector(reward, single=single), [1, 2, 3])
+
+
+@pytest.mark.parametrize("weights", [[], 1.0, [[1.0]], "x", [float("nan")], {"agent_0": [1.0]}, [None]])
+def test_weights_are_lists_of_finite_numbers(weights: Any) -> None:
+    with pytest.raises(ArgumentError, match="reward_weights: expected a list of finite numbers, one for each"):
+        adapt(Vector(0.0), reward_weights=weights)
+    with pytest.raises(ArgumentError, match="reward_weights: expected an env without an adapter"):
+        adapt(adapt(Vector(0.0)), reward_weights=[1.0])
+
+
+# --- marlenv's API: arrays of all agents, one reward for the team
+
+
+class Seen(NamedTuple):
+    """Stands for marlenv's Observation."""
+
+    data: Any
+    available_actions: Any
+    extras: Any
+
+
+class MARLEnv:
+    """The name by which an env of marlenv is known, in the module that it has there."""
+
+    __module__ = "marlenv.models.env"
+
+
+class Walk(MARLEnv):
+    """Two agents on a line, until one is 3 steps from the start; cut after 5 steps. No agent may step back to 0."""
+
+    n_agents, state_shape, state_extras_size = 2, (3,), 0
+    observation_shape = (2,)
+
+    def __init__(self, *, extras: int = 0, continuous: bool = False, objectives: int = 1) -> None:
+        self.extras_size, self.extras_shape, self.objectives = extras, (extras,), objectives
+        self.action_space: Any = SimpleNamespace(is_discrete=True, spaces=[SimpleNamespace(size=2)] * 2)
+        if continuous:
+            bounds = np.ones((2, 1), np.float32)
+            self.action_space = SimpleNamespace(is_discrete=False, low=-bounds, high=bounds)
+        self.draws = np.random.default_rng()
+
+    def reset(self, *, seed: int | None = None) -> Any:
+        if seed is not None:
+            self.draws = np.random.default_rng(seed)
+        self.places, self.t = self.draws.integers(-1, 2, 2).astype(np.float32), 0
+        return self.seen(), self.get_state()
+
+    def step(self, actions: Any) -> Any:
+        moves = np.asarray(actions, np.float32).reshape(2)
+        self.places += moves if self.action_space.is_discrete else np.rint(moves)
+        self.t += 1
+        reward = np.full(self.objectives, self.places.sum(), np.float32)
+        done = bool((np.abs(self.places) >= 3).any())
+        return self.seen(), self.get_state(), reward, done, not done and self.t == 5, {"t": self.t}
+
+    def seen(self) -> Seen:
+        data = np.stack([self.places, self.places[::-1]], 1)
+        may = np.array([[True, place < 2] for place in self.places])
+        return Seen(data, may, np.full((2, self.extras_size), self.t, np.float32))
+
+    def get_state(self) -> Any:
+        return SimpleNamespace(data=np.array([*self.places, self.t], np.float32))
+
+
+@pytest.mark.parametrize("backend", ["sync", "async"])
+@pytest.mark.parametrize("mode", ["same_step", "next_step"])
+def test_marlenvs_rows_are_those_of_a_plain_loop(backend: str, mode: str) -> None:
+    plain, ends = [Walk(), Walk()], [0, 0]
+    with marlvec.make(Walk, 2, backend=backend, autoreset_mode=mode, state=True) as envs:
+        assert envs.agents == ("agent_0", "agent_1")
+        obs, infos = envs.reset(seed=[3, 4])
+        now = [env.reset(seed=seed)[0] for env, seed in zip(plain, (3, 4), strict=True)]
+        over = [False, False]
+        for t in range(40):
+            for i, seen in enumerate(now):
+                assert obs[i].tolist() == seen.data.tolist()
+                if not over[i]:
+                    assert infos["action_mask"][i].tolist() == seen.available_actions.tolist()
+                    assert infos["state"][i].tolist() == plain[i].get_state().data.tolist()
+            actions = envs.random_action(seed=t)
+            obs, rewards, terminated, truncated, infos = envs.step(actions)
+            for i, env in enumerate(plain):
+                if over[i]:
+                    now[i], over[i] = env.reset()[0], False
+                    continue
+                now[i], _, reward, done, cut, _ = env.step(actions[i])
+                assert rewards[i].tolist() == [reward.item()] * 2
+                assert terminated[i].tolist() == [done] * 2
+                assert truncated[i].tolist() == [cut] * 2
+                if done or cut:
+                    ends[i] += 1
+                    assert infos["final_observation"][i].tolist() == now[i].data.tolist()
+                    over[i] = mode == "next_step"
+                    now[i] = now[i] if over[i] else env.reset()[0]
+    assert min(ends) > 2
+
+
+def test_marlenvs_extras_actions_and_objectives() -> None:
+    with marlvec.make(partial(Walk, extras=2, continuous=True), 1, backend="sync") as envs:
+        assert envs.single_action_space.shape == (2, 1)
+        obs, infos = envs.reset(seed=0)
+        assert "action_mask" not in infos
+        obs, *_ = envs.step(np.ones((1, 2, 1), np.float32))
+        assert obs["extras"].tolist() == [[[1.0, 1.0]] * 2]
+    with marlvec.make(partial(Walk, objectives=2), 1, backend="sync") as envs:
+        envs.reset(seed=0)
+        with pytest.raises(ContractError, match=r"adapt\(env, reward_weights="):
+            envs.step(envs.random_action())
+    (first, second) = weighed(partial(Walk, objectives=2), [1.0, 1.0])
+    assert first == second
+    broken = Walk()
+    broken.seen = lambda: np.zeros(2)  # type: ignore[assignment,return-value]  # wrong on purpose
+    with pytest.raises(ContractError, match="expected marlenv's Observation of 2 agents, got ndarray"):
+        Rig(adapt(broken)).reset()
+    assert check_env(Walk, raise_first=False) == []

@@ -10,8 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mpe2 import simple_spread_v3, simple_tag_v3
+from pettingzoo import ParallelEnv
 
 from marlvec.envs import COMMON, ParallelAdapter, adapt
+from marlvec.errors import ContractError
 from marlvec.testing.scripted import CounterEnv, NoOpEnv, Script, ScriptedParallelEnv, checksum, decode
 from tests.envs.support.rig import Rig
 
@@ -226,3 +228,78 @@ def test_an_episode_without_seed_goes_on_with_the_envs_own_stream() -> None:
         np.testing.assert_array_equal(rig.row(0), expected["agent_0"])
         draws.append(rig.row(0)[6])
     assert len(set(draws)) == EPISODES
+
+
+# --- One reward, and one flag, for a team
+
+
+class Team(CounterEnv):
+    """Says one reward and one flag for all, as told, where PettingZoo's API has a dict of them."""
+
+    def step(self, actions: Any) -> Any:
+        obs, rewards, terminations, truncations, infos = super().step(actions)
+        one = next(iter(rewards.values())), all(terminations.values()), all(truncations.values())
+        self.agents = [] if any(one[1:]) else list(rewards)
+        return (obs, *one, infos)
+
+
+class OldTeam(Team):
+    def step(self, actions: Any) -> Any:
+        obs, reward, ended, cut, infos = super().step(actions)
+        return obs, reward, ended or cut, infos
+
+
+@pytest.mark.parametrize("kind", [Team, OldTeam])
+def test_one_reward_and_flag_are_each_live_agents_if_lenient(kind: Any) -> None:
+    env = kind()
+    rig = Rig(adapt(env, lenient=True))
+    rig.reset(seed=0)
+    twin = kind()
+    twin.reset(seed=0)
+    while not rig.done:
+        rig.step([0] * len(env.possible_agents))
+        _, reward, ended, *cut, _ = twin.step(dict.fromkeys(twin.agents, 0))
+        assert rig.reward_A.tolist() == [reward] * len(env.possible_agents)
+        assert rig.terminated_A.tolist() == [ended] * len(env.possible_agents)
+        assert rig.truncated_A.tolist() == [any(cut)] * len(env.possible_agents)
+    strict = Rig(adapt(kind()))
+    strict.reset(seed=0)
+    with pytest.raises(ContractError, match="expected a dict, got"):
+        strict.step([0] * len(env.possible_agents))
+
+
+class IntAgents(ParallelEnv[int, Any, Any]):
+    """`CounterEnv` with agents 0, 1 and 2, whose spaces are dicts in attributes."""
+
+    def __init__(self) -> None:
+        self.env = CounterEnv()
+        self.names = self.env.possible_agents
+        self.possible_agents = [0, 1, 2]
+        self.observation_spaces = {a: self.env.observation_space(name) for a, name in enumerate(self.names)}
+        self.action_spaces = {a: self.env.action_space(name) for a, name in enumerate(self.names)}
+
+    def observation_space(self, agent: int) -> Any:
+        raise NotImplementedError
+
+    def reset(self, seed: int | None = None, options: Any = None) -> Any:
+        return self._numbered(self.env.reset(seed=seed, options=options))
+
+    def step(self, actions: dict[int, Any]) -> Any:
+        return self._numbered(self.env.step({self.names[a]: action for a, action in actions.items()}))
+
+    def _numbered(self, result: Any) -> Any:
+        self.agents = [self.names.index(name) for name in self.env.agents]
+        return tuple({self.names.index(name): value for name, value in table.items()} for table in result)
+
+
+def test_agents_may_be_ints_and_spaces_dicts_beside_a_method_that_raises() -> None:
+    rig, twin = Rig(adapt(IntAgents())), Rig(adapt(CounterEnv()))
+    assert rig.env.agents == ("0", "1", "2")
+    for one in (rig, twin):
+        one.reset(seed=0)
+    while not twin.done:
+        for one in (rig, twin):
+            one.step([1, 0, 1])
+        assert rig.reward_A.tolist() == twin.reward_A.tolist()
+        assert [rig.row(a).tolist() for a in range(3)] == [twin.row(a).tolist() for a in range(3)]
+    assert rig.done

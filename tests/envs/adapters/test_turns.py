@@ -197,28 +197,30 @@ class Objectives(BaseWrapper[str, Any, Any]):
 
 
 class OneNumber(BaseWrapper[str, Any, Any]):
-    """The wrapper of docs/envs.md."""
+    """A wrapper of a user, in place of ``reward_weights``."""
 
     @property
     def rewards(self) -> dict[str, float]:  # type: ignore[override]  # theirs is an attribute
         return {agent: float(np.dot(reward, [2.0, 4.0])) for agent, reward in self.env.rewards.items()}
 
 
-def test_rewards_of_several_objectives_become_one_number_by_a_wrapper_of_rewards() -> None:
+def test_rewards_of_several_objectives_become_one_number_by_weights_or_a_wrapper() -> None:
     game = Script.together(2, 4, "terminated")
     rig = Rig(adapt(Objectives(TurnEnv(game))))
     rig.reset(seed=0)
-    with pytest.raises(ContractError, match="combine them by a wrapper whose `rewards` are numbers"):
+    with pytest.raises(ContractError, match=r"adapt\(env, reward_weights="):
         rig.step([0, 0])
     plain, one = Rig(adapt(TurnEnv(game))), Rig(adapt(OneNumber(Objectives(TurnEnv(game)))))
-    for rig in (plain, one):
+    weighed = Rig(adapt(Objectives(TurnEnv(game)), reward_weights=[2.0, 4.0]))
+    for rig in (plain, one, weighed):
         rig.reset(seed=0)
     while not plain.done:
-        for rig in (plain, one):
+        for rig in (plain, one, weighed):
             rig.step([0, 0])
         assert plain.reward_A.any()
-        assert one.reward_A.tolist() == (3 * plain.reward_A).tolist()
+        assert one.reward_A.tolist() == weighed.reward_A.tolist() == (3 * plain.reward_A).tolist()
     assert one.done
+    assert weighed.done
 
 
 # --- what last() says

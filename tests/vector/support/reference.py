@@ -11,6 +11,7 @@ import struct
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import gymnasium
@@ -346,8 +347,9 @@ def count_choices(space: Any, mask_size: int | None) -> int | None:
 # --- comparing
 
 
-def assert_same(got: Any, expected: NDArray[Any], where: str) -> None:
-    """Equal dtype, shape and bytes; equal objects in arrays of objects."""
+def assert_same(got: Any, expected: Any, where: Any = "") -> None:
+    """Equal dtype, shape and bytes, of numpy's array and anybody's; equal objects in arrays of objects."""
+    expected = np.asarray(expected)
     assert isinstance(got, np.ndarray), where
     assert (got.dtype, got.shape) == (expected.dtype, expected.shape), where
     if expected.dtype == object:
@@ -362,26 +364,34 @@ def bare(value: Any) -> Any:
     return value.item() if numbers or isinstance(value, (np.number, np.bool_)) else value
 
 
-def assert_trees_equal(got: Any, expected: Any, where: str = "") -> None:
-    """Equal types, keys, values; arrays and floats by their bytes."""
-    got, expected = bare(got), bare(expected)
+def assert_trees_equal(got: Any, expected: Any, where: str = "", *, exact: bool = False) -> None:
+    """Equal types, keys, values; arrays and floats by their bytes; with ``exact`` numpy's scalars and keys in order."""
+    if not exact:
+        got, expected = bare(got), bare(expected)
     assert type(got) is type(expected), f"{where}: {got!r}, expected {expected!r}"
     if isinstance(expected, np.ndarray) and expected.dtype != object:
         assert_same(got, expected, where)
     elif isinstance(expected, np.ndarray):
-        assert_trees_equal(got.tolist(), expected.tolist(), where)
+        assert_trees_equal(got.tolist(), expected.tolist(), where, exact=exact)
     elif isinstance(expected, dict):
+        if exact:
+            assert_trees_equal(list(got), list(expected), where, exact=True)
         assert set(got) == set(expected), where
         for key, value in expected.items():
-            assert_trees_equal(got[key], value, f"{where}/{key}")
+            assert_trees_equal(got[key], value, f"{where}/{key}", exact=exact)
     elif isinstance(expected, (list, tuple)):
         assert len(got) == len(expected), where
         for k, value in enumerate(expected):
-            assert_trees_equal(got[k], value, f"{where}/{k}")
+            assert_trees_equal(got[k], value, f"{where}/{k}", exact=exact)
+    elif isinstance(expected, np.generic):
+        assert_same(np.asarray(got), expected, where)
     elif isinstance(expected, float):
         assert struct.pack("<d", got) == struct.pack("<d", expected), f"{where}: {got!r}, expected {expected!r}"
     else:
         assert got == expected, f"{where}: {got!r}, expected {expected!r}"
+
+
+same = partial(assert_trees_equal, exact=True)
 
 
 def refused(error: type[BaseException], words: str, call: Callable[..., Any], *args: Any, **options: Any) -> Any:

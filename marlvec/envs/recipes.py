@@ -40,6 +40,7 @@ class EnvEntry:
     family: str = "custom"  # "mpe", "classic", "gymnasium", …
     extra: str | None = None  # of marlvec, which installs its packages
     packages: tuple[str, ...] = ()  # top-level packages that it needs
+    max_episode_steps: int | None = None  # where the argument of `write_recipes` is None
 
     def load(self) -> Callable[..., Any]:
         """Import the entry point.
@@ -264,7 +265,8 @@ def write_recipes(
         limited = max_episode_steps is not None and factory.entry.family == "gymnasium"
         limit = {"max_episode_steps": -1} if limited else {}
         built = factory.with_kwargs(**{**limit, **kwargs, **own})
-        recipes.append(EnvRecipe(built, i, n, layers, mode, max_episode_steps, bool(pad), agents, bool(lenient)))
+        steps = factory.entry.max_episode_steps if max_episode_steps is None else max_episode_steps
+        recipes.append(EnvRecipe(built, i, n, layers, mode, steps, bool(pad), agents, bool(lenient)))
     return recipes
 
 
