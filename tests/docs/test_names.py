@@ -39,7 +39,7 @@ OTHERS = """
     EGreedyModule ExplorationType DETERMINISTIC EpisodeBatch EnvRunnerGroup TensorDict agent_indicator_v0 avail_actions
     basic_mac batch_size_run common_reward complete_episodes cv_critic episode_limit epsilon_anneal_time epsilon_finish
     epsilon_start mac non_shared_mac obs_agent_id save_model save_to_path split_trajs t_env t_max test_interval
-    test_nepisode truncate_episodes
+    test_nepisode truncate_episodes U6
     AuthenticationError DistributedDataParallel auth_token jax_enable_x64 max_workers min_workers runtime_env
     """
 FILES = {"marlvec.js", "marlvec.v1", "marlvec.NAME"}  # a file, a name in general, and the protocol's name
