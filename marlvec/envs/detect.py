@@ -59,28 +59,22 @@ def adapt(env: Any, *, agents: str = "auto", lenient: bool = False, reward_weigh
         return env
     if env is None or isinstance(env, (type, gymnasium.vector.VectorEnv)):
         _refuse(env)
-    try:
-        made = _adapter_of(env, agents, lenient)
-    except (ContractError, ArgumentError):
-        if not lenient or not _has_methods(env, "reset", "step"):
-            raise
-        env.reset()
-        made = _adapter_of(env, agents, lenient)
-    if reward_weights is not None:
-        made.reward_weights, made.plain_rewards = _weights_of(reward_weights, made), frozenset()
-    return made
-
-
-def _adapter_of(env: Any, agents: str, lenient: bool) -> Adapter:
     adapter = next((adapter for matches, adapter in _KINDS if matches(env)), _refuse)
     if adapter is GymnasiumAdapter and has_joint_spaces(env, agents):
         adapter = JointAdapter
     elif agents != "auto" and adapter is not GymnasiumAdapter:
         _refuse_agents(agents, f"{type(env).__name__} names its agents itself")
-    if adapter is ParallelAdapter:
-        return ParallelAdapter(env, lenient=lenient)
-    made = adapter(env)
+    options = {"lenient": lenient} if adapter is ParallelAdapter else {}
+    try:
+        made = adapter(env, **options)
+    except (ContractError, ArgumentError):
+        if not lenient or not _has_methods(env, "reset", "step"):
+            raise
+        env.reset()  # some make their spaces there
+        made = adapter(env, **options)
     made.is_lenient = lenient
+    if reward_weights is not None:
+        made.reward_weights, made.plain_rewards = _weights_of(reward_weights, made), frozenset()
     return made
 
 
