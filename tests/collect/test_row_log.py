@@ -444,6 +444,17 @@ def test_where_all_act_each_batch_is_what_came(obs: str) -> None:
     assert both.tick > 12
 
 
+def test_rows_of_some_lanes_alone_end_a_block() -> None:
+    both = Both(3, OBS["box"], masked_from=99, state=False, seed=0)
+    both.observe(1.0)
+    both.log.begin_blocks(1, {part.number: part for part in both.waiting})
+    assert both.log._kept.blocks
+    both.answer(1.0)
+    both.observe(0.5)
+    assert not isinstance(both.log.closed(), range)
+    both.deliver(1.0)
+
+
 def test_a_whole_block_gives_out_its_own_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
     """Large rows are written once, to where the batch has them."""
     monkeypatch.setattr(rows, "_WIDE", 64)
