@@ -40,10 +40,10 @@ def give(patch: Patch, column: str, values: Values, *, of_last: bool) -> None:
     make = RowBuilder._make
 
     def wrong(row_builder: RowBuilder, g: int, chosen: Selection, env_step: EnvStep, *, last: bool) -> Any:
-        columns, *more = make(row_builder, g, chosen, env_step, last=last)
+        built, columns = make(row_builder, g, chosen, env_step, last=last)
         if last or not of_last:
             columns[column] = values(row_builder, g, chosen, env_step)
-        return columns, *more
+        return built, columns
 
     patch.setattr(RowBuilder, "_make", wrong)
 
