@@ -771,7 +771,7 @@ class PolicySet:
         try:
             self.router.prepare(runner)
         except BaseException:
-            del self.runners[runner.number]
+            del self.runners[runner.number], self.log.forms[runner.number]
             self._forget(policy_id)
             raise
         self._report_policies()
@@ -830,6 +830,8 @@ class PolicySet:
         for runner in tuple(self.runners.values()):
             if runner.is_retired and not self.log.has_closed(runner.number):
                 del self.runners[runner.number]
+                if not self.log.size(runner.number):
+                    self.log.forms.pop(runner.number, None)
         self._report_policies()
 
     def _forget(self, policy_id: str) -> None:

@@ -409,6 +409,7 @@ def test_a_removed_policy_takes_no_memory_however_many_come_and_go() -> None:
         collector.collect(env_steps=40)
         collector.collect(env_steps=40)
         assert len(collector._policy_set.runners) == 1  # nothing public counts them
+        assert len(collector._policy_set.log.forms) == 1
 
 
 def test_each_added_policy_gets_its_own_seed() -> None:
