@@ -3,7 +3,10 @@
 # Guess: combine_datasets(…, "team/all-v0") makes the namespace "team", as DataCollector.create_dataset() does.
 # Behaviour: it raises FileNotFoundError, unless a dataset of that namespace is there already; without a namespace it works.
 # Output seen: all-v0: 2 episodes; team/all-v0: FileNotFoundError; team/all-v0 beside team/one-v0: 2 episodes
-. "$(dirname "$0")/venv.sh" minari==0.5.4 jax==0.10.2 jaxlib==0.10.2 h5py==3.16.0 pillow==13.0.0 gymnasium==1.4.0 numpy==2.4.6
+set -euo pipefail
+export PYTHONWARNINGS=ignore PIP_DISABLE_PIP_VERSION_CHECK=1
+VENV="$(mktemp -d)" && trap 'rm -rf "$VENV"' EXIT
+"${PYTHON:-python3}" -m venv "$VENV" && "$VENV/bin/python" -m pip install --quiet minari==0.5.4 jax==0.10.2 jaxlib==0.10.2 h5py==3.16.0 pillow==13.0.0 gymnasium==1.4.0 numpy==2.4.6
 export MINARI_DATASETS_PATH="$(mktemp -d)"
 "$VENV/bin/python" - <<'PY'
 import gymnasium

@@ -4,7 +4,10 @@
 # Behaviour: both are kept, and their last step says truncated, though the env never said so: a learner cannot tell them from
 #   episodes that reached the env's limit.
 # Output seen: [(2, [False, True]), (3, [False, False, True])]
-. "$(dirname "$0")/venv.sh" minari==0.5.4 jax==0.10.2 jaxlib==0.10.2 h5py==3.16.0 pillow==13.0.0 gymnasium==1.4.0 numpy==2.4.6
+set -euo pipefail
+export PYTHONWARNINGS=ignore PIP_DISABLE_PIP_VERSION_CHECK=1
+VENV="$(mktemp -d)" && trap 'rm -rf "$VENV"' EXIT
+"${PYTHON:-python3}" -m venv "$VENV" && "$VENV/bin/python" -m pip install --quiet minari==0.5.4 jax==0.10.2 jaxlib==0.10.2 h5py==3.16.0 pillow==13.0.0 gymnasium==1.4.0 numpy==2.4.6
 export MINARI_DATASETS_PATH="$(mktemp -d)"
 "$VENV/bin/python" - <<'PY'
 import gymnasium

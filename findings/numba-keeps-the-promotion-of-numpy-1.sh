@@ -4,7 +4,10 @@
 # Behaviour: it promotes as it always did, not as numpy 2: float32 * 2.0 and the sum, mean and norm of float32 are float64,
 #   int8 array + 100 is int64 and does not wrap, and the difference of two uint8 numbers is a uint64 of 20 digits.
 # Output seen: difference of uint8: 255 by numpy, 18446744073709551615 by numba
-. "$(dirname "$0")/venv.sh" numba==0.68.1 numpy==2.4.6
+set -euo pipefail
+export PYTHONWARNINGS=ignore PIP_DISABLE_PIP_VERSION_CHECK=1
+VENV="$(mktemp -d)" && trap 'rm -rf "$VENV"' EXIT
+"${PYTHON:-python3}" -m venv "$VENV" && "$VENV/bin/python" -m pip install --quiet numba==0.68.1 numpy==2.4.6
 "$VENV/bin/python" - <<'PY'
 import numba
 import numpy as np

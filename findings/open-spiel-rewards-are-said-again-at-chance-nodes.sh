@@ -5,7 +5,10 @@
 #   coop_box_pushing say the move's reward again at each chance node after it. Who adds rewards() after each
 #   apply_action() gets three times laser_tag's returns, and about twice coop_box_pushing's. Differences of returns() are right.
 # Output seen: laser_tag: sum [93.0, 120.0], returns [31.0, 40.0]
-. "$(dirname "$0")/venv.sh" open_spiel==2.0.2 numpy==2.4.6
+set -euo pipefail
+export PYTHONWARNINGS=ignore PIP_DISABLE_PIP_VERSION_CHECK=1
+VENV="$(mktemp -d)" && trap 'rm -rf "$VENV"' EXIT
+"${PYTHON:-python3}" -m venv "$VENV" && "$VENV/bin/python" -m pip install --quiet open_spiel==2.0.2 numpy==2.4.6
 "$VENV/bin/python" - <<'PY'
 import random
 

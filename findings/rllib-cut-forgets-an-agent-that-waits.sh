@@ -6,7 +6,10 @@
 #   know the agent's action: all that it was paid since then is lost from both returns, its next observation begins it anew
 #   without a step, and concat_episode() of the two chunks raises AssertionError.
 # Output seen: without a cut 19.0; cut(len_lookback_buffer=1) 19.0; cut() 6.0, and the agent's rewards in the successor: none
-. "$(dirname "$0")/venv.sh" "ray[rllib]==2.60.0" gymnasium==1.2.2 numpy==2.4.6
+set -euo pipefail
+export PYTHONWARNINGS=ignore PIP_DISABLE_PIP_VERSION_CHECK=1
+VENV="$(mktemp -d)" && trap 'rm -rf "$VENV"' EXIT
+"${PYTHON:-python3}" -m venv "$VENV" && "$VENV/bin/python" -m pip install --quiet "ray[rllib]==2.60.0" gymnasium==1.2.2 numpy==2.4.6
 "$VENV/bin/python" - <<'PY'
 import numpy as np
 from gymnasium.spaces import Box, Discrete

@@ -4,7 +4,10 @@
 # Behaviour: the trainer asks the env for state() in its first step, whoever learns: NotImplementedError. With a state() that
 #   returns zeros the same env trains.
 # Output seen: {'with state()': 'trained', 'without': 'NotImplementedError'}
-. "$(dirname "$0")/venv.sh" skrl==2.1.1 torch==2.13.0 pettingzoo==1.27.0 gymnasium==1.4.0 numpy==2.4.6
+set -euo pipefail
+export PYTHONWARNINGS=ignore PIP_DISABLE_PIP_VERSION_CHECK=1
+VENV="$(mktemp -d)" && trap 'rm -rf "$VENV"' EXIT
+"${PYTHON:-python3}" -m venv "$VENV" && "$VENV/bin/python" -m pip install --quiet skrl==2.1.1 torch==2.13.0 pettingzoo==1.27.0 gymnasium==1.4.0 numpy==2.4.6
 "$VENV/bin/python" - <<'PY'
 import numpy as np
 import pettingzoo

@@ -5,7 +5,10 @@
 # Behaviour: it wraps it, and then reset() and step() raise AttributeError: the wrapper reads the dicts observation_spaces and
 #   action_spaces. With these two attributes the same env runs.
 # Output seen: methods alone: AttributeError: ... does not have attribute 'observation_spaces'; with the dicts: reset works
-. "$(dirname "$0")/venv.sh" skrl==2.1.1 torch==2.13.0 pettingzoo==1.27.0 gymnasium==1.4.0 numpy==2.4.6
+set -euo pipefail
+export PYTHONWARNINGS=ignore PIP_DISABLE_PIP_VERSION_CHECK=1
+VENV="$(mktemp -d)" && trap 'rm -rf "$VENV"' EXIT
+"${PYTHON:-python3}" -m venv "$VENV" && "$VENV/bin/python" -m pip install --quiet skrl==2.1.1 torch==2.13.0 pettingzoo==1.27.0 gymnasium==1.4.0 numpy==2.4.6
 "$VENV/bin/python" - <<'PY'
 import numpy as np
 import pettingzoo

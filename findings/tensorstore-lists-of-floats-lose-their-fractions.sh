@@ -4,7 +4,10 @@
 # Behaviour: it does for a numpy array (TypeError: no safe cast), and not for a list or a number: those are cut to ints
 #   without a word. NaN in a list raises, a number too large raises.
 # Output seen: list [1, -1, 2]; numpy.float64 [1, 1, 1]; array: TypeError
-. "$(dirname "$0")/venv.sh" tensorstore==0.1.86 numpy==2.4.6
+set -euo pipefail
+export PYTHONWARNINGS=ignore PIP_DISABLE_PIP_VERSION_CHECK=1
+VENV="$(mktemp -d)" && trap 'rm -rf "$VENV"' EXIT
+"${PYTHON:-python3}" -m venv "$VENV" && "$VENV/bin/python" -m pip install --quiet tensorstore==0.1.86 numpy==2.4.6
 "$VENV/bin/python" - <<'PY'
 import numpy as np
 import tensorstore as ts

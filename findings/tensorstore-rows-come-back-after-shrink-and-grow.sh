@@ -5,7 +5,10 @@
 #   come back with their old numbers: a recording that is cut to a safe length and then goes on shows what was cut off until
 #   each row is written again. zarr and zarr3 alike.
 # Output seen: chunks of 3 rows, cut to 2, grown to 4: [1, 2, 3, 0]
-. "$(dirname "$0")/venv.sh" tensorstore==0.1.86 numpy==2.4.6
+set -euo pipefail
+export PYTHONWARNINGS=ignore PIP_DISABLE_PIP_VERSION_CHECK=1
+VENV="$(mktemp -d)" && trap 'rm -rf "$VENV"' EXIT
+"${PYTHON:-python3}" -m venv "$VENV" && "$VENV/bin/python" -m pip install --quiet tensorstore==0.1.86 numpy==2.4.6
 "$VENV/bin/python" - <<'PY'
 import tempfile
 

@@ -4,7 +4,10 @@
 # Behaviour: it keeps the array itself, a small one too, until its future `copy` is done: what is written into the array
 #   before that is stored. (Its documentation says so.) store[...] = array waits, and is safe.
 # Output seen: write, then fill(9): [9, 9, 9]; after .copy.result(): [0, 1, 2]; store[:] = array: [0, 1, 2]
-. "$(dirname "$0")/venv.sh" tensorstore==0.1.86 numpy==2.4.6
+set -euo pipefail
+export PYTHONWARNINGS=ignore PIP_DISABLE_PIP_VERSION_CHECK=1
+VENV="$(mktemp -d)" && trap 'rm -rf "$VENV"' EXIT
+"${PYTHON:-python3}" -m venv "$VENV" && "$VENV/bin/python" -m pip install --quiet tensorstore==0.1.86 numpy==2.4.6
 "$VENV/bin/python" - <<'PY'
 import numpy as np
 import tensorstore as ts

@@ -5,7 +5,10 @@
 #   lose their fractions, 300 in a uint8 column becomes 44. An env whose reset() gives ints and whose step() gives floats is
 #   stored wrong.
 # Output seen: 1, then 2.7: int64 [1, 2]; uint8 1, then 300: uint8 [1, 44]
-. "$(dirname "$0")/venv.sh" tianshou==2.0.1 torch==2.13.0 gymnasium==1.4.0 numpy==2.4.6 pettingzoo==1.27.0
+set -euo pipefail
+export PYTHONWARNINGS=ignore PIP_DISABLE_PIP_VERSION_CHECK=1
+VENV="$(mktemp -d)" && trap 'rm -rf "$VENV"' EXIT
+"${PYTHON:-python3}" -m venv "$VENV" && "$VENV/bin/python" -m pip install --quiet tianshou==2.0.1 torch==2.13.0 gymnasium==1.4.0 numpy==2.4.6 pettingzoo==1.27.0
 "$VENV/bin/python" - <<'PY'
 import numpy as np
 from tianshou.data import Batch, ReplayBuffer

@@ -4,7 +4,10 @@
 # Behaviour: it puts 0 where a batch lacks the key. Likewise a ReplayBuffer: a step whose info lacks a key has 0 there, which
 #   no reader can tell from a 0 that the env said.
 # Output seen: stack: b = [2, 0]; cat: ValueError; infos of three steps, the second without x: [7, 0, 7]
-. "$(dirname "$0")/venv.sh" tianshou==2.0.1 torch==2.13.0 gymnasium==1.4.0 numpy==2.4.6 pettingzoo==1.27.0
+set -euo pipefail
+export PYTHONWARNINGS=ignore PIP_DISABLE_PIP_VERSION_CHECK=1
+VENV="$(mktemp -d)" && trap 'rm -rf "$VENV"' EXIT
+"${PYTHON:-python3}" -m venv "$VENV" && "$VENV/bin/python" -m pip install --quiet tianshou==2.0.1 torch==2.13.0 gymnasium==1.4.0 numpy==2.4.6 pettingzoo==1.27.0
 "$VENV/bin/python" - <<'PY'
 from tianshou.data import Batch, ReplayBuffer
 

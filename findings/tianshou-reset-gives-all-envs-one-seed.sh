@@ -4,7 +4,10 @@
 # Behaviour: it hands seed=5 to each: all envs play one and the same episode, and random actions apart, a batch of three has
 #   one start three times.
 # Output seen: reset(seed=5): 1 start among 3 envs; Gymnasium: 3
-. "$(dirname "$0")/venv.sh" tianshou==2.0.1 torch==2.13.0 gymnasium==1.4.0 numpy==2.4.6 pettingzoo==1.27.0
+set -euo pipefail
+export PYTHONWARNINGS=ignore PIP_DISABLE_PIP_VERSION_CHECK=1
+VENV="$(mktemp -d)" && trap 'rm -rf "$VENV"' EXIT
+"${PYTHON:-python3}" -m venv "$VENV" && "$VENV/bin/python" -m pip install --quiet tianshou==2.0.1 torch==2.13.0 gymnasium==1.4.0 numpy==2.4.6 pettingzoo==1.27.0
 "$VENV/bin/python" - <<'PY'
 from functools import partial
 

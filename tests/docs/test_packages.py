@@ -11,10 +11,10 @@ import pytest
 from benchmarks.env_packages import PAGE, cell, entries, equal_words, page, results, status_of, trap_words
 
 ROOT = Path(__file__).parents[2]
-FINDINGS = sorted(path for path in (ROOT / "findings").glob("*.sh") if path.name != "venv.sh")
+FINDINGS = sorted((ROOT / "findings").glob("*.sh"))
 HEAD = re.compile(
     r"#!/usr/bin/env bash\n# Versions: .*Python \d.*seen (\d{4}-\d\d-\d\d)\.\n# Guess: (.+\n)(#   .+\n)*"
-    r"# Behaviour: (.+\n)(#   .+\n)*# Output seen: (.+\n)(#   .+\n)*\. \"\$\(dirname \"\$0\"\)/venv\.sh\" \S+==\S+"
+    r"# Behaviour: (.+\n)(#   .+\n)*# Output seen: (.+\n)(#   .+\n)*set -euo pipefail\n"
 )
 
 
@@ -44,6 +44,10 @@ def test_a_finding_says_versions_guess_behaviour_output_and_date(path: Path) -> 
     assert HEAD.match(text), "its head"
     assert os.access(path, os.X_OK)
     assert "assert " in text
+    assert 'VENV="$(mktemp -d)"' in text
+    installed = text.partition("pip install --quiet ")[2].partition("\n")[0].split()
+    assert installed
+    assert all("==" in package for package in installed)
     assert "marlvec" not in re.sub("^#.*", "", text, flags=re.M)
 
 
