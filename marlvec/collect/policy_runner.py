@@ -379,6 +379,7 @@ class Selection:
     agent_index: IntArray
     lanes: IntArray  # env * A + agent, ascending
     places: Where  # the lanes as an index
+    eps_id: tuple[IntArray, IntArray] | None = None  # the episodes of all envs, and those of the rows
 
     def pick(self, leaf: AnyArray) -> AnyArray:
         """Rows of an array (envs, agents of the group, …); views where these are all."""

@@ -36,6 +36,7 @@ Waiting = tuple[PolicyRunner, PolicyPart]
 Idle = tuple[PolicyRunner, IntArray]  # and the lanes
 
 _NONE = PolicyPart.none()
+_NO_LANES: IntArray = np.zeros(0, np.int64)
 
 
 def _none_needed(pending: int) -> int:
@@ -72,11 +73,11 @@ class RolloutLoop:
     ) -> None:
         self._envs, self._router, self._episodes, self._metrics = envs, router, episodes, metrics
         self._runners, self._log = router.runners, log
-        self._row_builder = RowBuilder(router, episodes, metrics, copies=envs.copy)
         self._keep_finished = keep_finished
         self._ended_agents = EndedAgents(envs.num_envs, envs.agents)
         self.scheduler = scheduler_for(envs, overlap=overlap)
-        self._row_store = RowStore(log, episodes, self.scheduler)
+        self._row_builder = RowBuilder(router, episodes, metrics, self.scheduler, copies=envs.copy)
+        self._row_store = RowStore(log, router.runners, envs.num_envs, envs.agent_num)
         self._callback_list, self._random_steps = callback_list, random_steps
         self.explore = explore
         self._current = current
@@ -203,7 +204,7 @@ class RolloutLoop:
 
     def _begin_anew(self, seed: int | None, why: LossReason) -> None:
         self._current.tick_counters, self.steps_left = self._counters, 0
-        self._row_store.open_L[:] = False
+        self._row_store.set_open(_NO_LANES)
         self._callback_list.lose_all(why)
         self.scheduler.abandon()
         self._episodes.leave(self.scheduler.all_ids)
@@ -242,8 +243,8 @@ class RolloutLoop:
                 part()
             if reached.tick:
                 self._router.update()
-            self._row_store.open_L[:], self.steps_left = False, 0
-            self._row_store.open_L[self._log.open_lanes] = True
+            self._row_store.set_open(self._log.open_lanes)
+            self.steps_left = 0
             self._entropy, self.explore = entropy, explore
             self._begun, self._counters, self._finished = reached.tick, reached.counters, reached.finished
             self._publish(reached.tick)
@@ -350,7 +351,7 @@ class RolloutLoop:
         before = connecting.seconds + calling.seconds
         is_quiet = not (env_step.eventful or env_step.is_first or self._callback_list.follows)
         if is_quiet:
-            self._episodes.add_rewards(env_step.where, env_step.rewards)
+            self._episodes.add_rewards(env_step.where, env_step.rewards, stay=self._envs.copy)
             closed = self._observe(env_step)
             state, _, env_steps, agent_steps, closed_steps = current.now
         else:
@@ -412,8 +413,8 @@ class RolloutLoop:
         if answers:
             waited = [answer.ready for answer in answers]
             places: Where = waited[0].where if len(waited) == 1 else np.concatenate([rows.lanes for rows in waited])
-            self._episodes.turn_L[places] += 1
             decisions = sum([len(rows.lanes) for rows in waited])
+            self._episodes.count_turns(places, decisions)
         for runner, rest in waiting:
             runner.ready = rest
         timers = self._metrics.timers
@@ -471,7 +472,7 @@ class RolloutLoop:
         """Take in one step of some envs."""
         envs = env_step.where
         self._counters.env_steps += len(env_step.env_ids)
-        self._episodes.add_rewards(envs, env_step.rewards)
+        self._episodes.add_rewards(envs, env_step.rewards, stay=False)
         if self._callback_list.follows:
             self._callback_list.step(env_step)
         later = None
@@ -496,8 +497,7 @@ class RolloutLoop:
     def _drop(self, env_ids: IntArray) -> None:
         """Drop what is stored of the episodes that run in these envs, and count it as lost."""
         eps_ids, counters = self._episodes.eps_id_N[env_ids], self._counters
-        still_open, closed = int(np.count_nonzero(self._row_store.open_NA[env_ids])), self._log.lose(eps_ids)
-        self._row_store.open_NA[env_ids] = False
+        still_open, closed = self._row_store.shut_envs(env_ids), self._log.lose(eps_ids)
         counters.closed_steps -= closed
         counters.env_steps_lost += self._episodes.waiting_steps(env_ids)
         counters.agent_steps_lost += closed + still_open
@@ -536,7 +536,7 @@ class RolloutLoop:
         ended = env_ids = env_step.env_ids[env_step.done]
         if np.count_nonzero(env_step.fault):
             env_ids = env_step.env_ids[env_step.done & ~env_step.fault]
-        open_nA = self._row_store.open_NA[env_ids]
+        open_nA = self._row_store.open_of(env_ids)
         if np.count_nonzero(open_nA):
             i, a = np.argwhere(open_nA)[0].tolist()
             raise ContractError(
@@ -590,7 +590,7 @@ class RolloutLoop:
         all_act, closed = np.count_nonzero(env_step.acting) == env_step.acting.size, 0
         self._episodes.see(env_step.where, env_step.alive)
         if self._ended_agents.any_gone:
-            self._ended_agents.check(env_step, self._episodes.seen_NA)
+            self._ended_agents.check(env_step, self._episodes)
         if env_step.given:
             self._note_given(env_step)
         if env_step.untrained:

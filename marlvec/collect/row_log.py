@@ -57,9 +57,6 @@ RowNumbers: TypeAlias = IntArray | range
 """Numbers of the log's rows, ascending; a range: all closed transitions, where all blocks are whole."""
 
 
-_NONE_SHARED: Mapping[int, Collection[str]] = {}
-
-
 # --- columns that are made when they are read
 
 
@@ -308,18 +305,13 @@ class RowLog:
             block.add(part)
         self._kept = _Kept(kept.moments, [], blocks)
 
-    def append(
-        self,
-        moments: Sequence[Moment],
-        shared: Mapping[int, Collection[str]] = _NONE_SHARED,
-        owned: Collection[str] = (),
-    ) -> None:
+    def append(self, moments: Sequence[Moment], owned: Collection[str] = ()) -> None:
         """Store rows behind the agent connectors, which close the transitions that led to them.
 
-        The moments are the log's from now on. Last rows may lack columns that connectors add. ``shared`` columns, by
-        policy, which other code may write into later or connectors have made, are checked, and copied; the other arrays
-        are stored as they are. Where large columns are written to where a batch has them, policies get the arrays that
-        came; the ``owned`` ones are in no other code's hands.
+        The moments are the log's from now on. Last rows may lack columns that connectors add. Shared columns, which
+        other code may write into later or connectors have made, are checked, and copied; the other arrays are stored as
+        they are. Where large columns are written to where a batch has them, policies get the arrays that came; the
+        ``owned`` ones are in no other code's hands.
         """
         kept = self._kept
         if kept.blocks and not all(map(self._is_next, moments)):
@@ -329,17 +321,17 @@ class RowLog:
             for part in moment.parts:
                 if part.number == UNREAD:
                     continue
-                forms = self.forms[part.number]
-                if is_last or part.columns.keys() != forms.rows.keys():
-                    forms.check_rows(part.columns, final=is_last)
+                forms, columns = self.forms[part.number], part.columns
+                if is_last or columns.keys() != forms.rows.keys():
+                    forms.check_rows(columns, final=is_last)
                 block = None if is_last else kept.blocks.get(part.number)
                 tables = {} if block is None or block.steps == block.length else block.tables
-                if part.number in shared:
-                    self._own(part, [name for name in shared[part.number] if name not in tables], forms)
+                if part.shared:
+                    self._own(part, [name for name in part.shared if name not in tables], forms)
                 if tables and block is not None:
                     came = part.columns, part.part
                     part.columns, part.part = block.write(*came, forms), None
-                    if part.number not in shared:
+                    if not part.shared:
                         part.spare = PolicyRows(*came, len(part.lanes), owned)
         if kept.blocks:
             for moment in moments:

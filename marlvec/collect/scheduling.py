@@ -273,6 +273,13 @@ class LockstepScheduler(Saved):
         """Whether some envs are one step ahead of others."""
         return self._overlap and (self._num_away > 0 or self._behind > 0)
 
+    def rounds(self, env_id: IntArray) -> IntArray | int:
+        """Return the round that rows of these envs come in: of all, or (n,) of each."""
+        if not self._overlap and not self._num_away and len(self._going) == len(self.all_ids):
+            return int(self.round_N[0])
+        found: IntArray = self.round_N[env_id]
+        return found
+
     def among_those_back(self, env_ids: IntArray) -> NDArray[np.bool_] | None:
         """Return an (N,) mask of these envs; None if no other env has replied, so that all waiting rows are theirs."""
         if len(env_ids) + self._num_away == len(self.living):
@@ -498,6 +505,11 @@ class OnDemandScheduler(LockstepScheduler):
     def all_go_together(self) -> bool:
         """False: each env steps independently."""
         return False
+
+    def rounds(self, env_id: IntArray) -> IntArray | int:
+        """Return the arrival that each row belongs to, (n,)."""
+        found: IntArray = self.round_N[env_id]
+        return found
 
     @property
     def is_on_the_way(self) -> bool:
