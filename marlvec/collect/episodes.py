@@ -105,7 +105,7 @@ class EpisodeTracker:
         self._owes = False  # whether any of those may be others than 0
         self._all_are_seen = False  # whether all agents are known to have had their first row
         self.seen_NA, self._present_NA, self._truncated_NA = self._flags_3NA
-        self._all_are_present = False
+        self.all_are_present = False  # whether all agents are known to have been in their episodes
         self.length_N, self._handed_N = self._lengths_2N  # the second: how much of it batches have counted
         self._owed_L, self.seen_L = self._owed_NA.reshape(-1), self.seen_NA.reshape(-1)
         self._truncated_L = self._truncated_NA.reshape(-1)
@@ -175,7 +175,7 @@ class EpisodeTracker:
         for array in (self._rewards_2NA, self._flags_3NA, self._lengths_2N):
             array[:, env_ids] = 0
         self._own_turns()[env_ids] = 0
-        self._all_are_present = self._all_are_seen = False
+        self.all_are_present = self._all_are_seen = False
         self._began_N[env_ids] = perf_counter()
         function = self._function
         if function is None or not len(env_ids):
@@ -303,9 +303,8 @@ class EpisodeTracker:
 
     def see(self, envs: IntArray | slice, alive_nA: BoolArray) -> None:
         """Note who is in the episode."""
-        if not self._all_are_present:
-            self._present_NA[envs] |= alive_nA
-            self._all_are_present = np.count_nonzero(self._present_NA) == self._present_NA.size
+        self._present_NA[envs] |= alive_nA
+        self.all_are_present = np.count_nonzero(self._present_NA) == self._present_NA.size
 
     def truncate(self, lanes: IntArray) -> None:
         """Note for which lanes the end was a truncation."""
@@ -385,7 +384,7 @@ class EpisodeTracker:
             self.untrained.clear()
             self.untrained.update(untrained)
             vars(self).update(new, turn_L=turn_L, _turns_are_lent=False, _step_NA=None, _owes=True)
-            vars(self).update(_began_N=perf_counter() - seconds, _all_are_present=False, _all_are_seen=False)
+            vars(self).update(_began_N=perf_counter() - seconds, all_are_present=False, _all_are_seen=False)
 
         return put
 

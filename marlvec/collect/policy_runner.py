@@ -16,7 +16,7 @@ import numpy as np
 from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Space
 from numpy.typing import NDArray
 
-from marlvec.collect.columns import BATCH_COLUMNS, ColumnForms, columns_from, plain_columns
+from marlvec.collect.columns import BATCH_COLUMNS, ColumnForms, Leaves, columns_from, plain_columns
 from marlvec.collect.row_log import RowLog
 from marlvec.collect.rows import UNREAD, PolicyPart
 from marlvec.connectors import ActionPipeline, AgentPipeline, LearnerPipeline, Pipeline, Rows, UnsquashActions
@@ -415,7 +415,7 @@ class PolicyAnswer:
     rows: Rows | None = None  # as the action connectors left them; None where those had nothing to do
     # leaves of actions_for_env in the env's own dtypes, set by `transform`
     for_env: Sequence[AnyArray] = ()
-    parts: Sequence[list[AnyArray]] = ()  # leaves of the columns to store, set by `transform`
+    parts: Sequence[Leaves] = ()  # leaves of the columns to store, set by `transform`
 
 
 class PolicyRunner:
@@ -608,16 +608,14 @@ class PolicyRunner:
         rows = ready.given()
         policy = self._policies[self.policy_id]
         version = int(policy.version)
-        columns: Mapping[str, Tree]
-        if self.off_policy.used:
+        if not self.off_policy.used:
+            return PolicyAnswer(self, ready, rows, *self._ask(policy, rows, explore=explore), version)
 
-            def ask(some: Rows) -> tuple[Tree, Mapping[str, Tree]]:
-                return self._ask(policy, some, explore=explore)
+        def ask(some: Rows) -> tuple[Tree, Mapping[str, Tree]]:
+            return self._ask(policy, some, explore=explore)
 
-            actions, columns = self.off_policy.answer(rows, ready.lanes, ask, self.agent_connectors.policy_columns)
-        else:
-            actions, columns = self._ask(policy, rows, explore=explore)
-        return PolicyAnswer(self, ready, rows, actions, columns, version)
+        said = self.off_policy.answer(rows, ready.lanes, ask, self.agent_connectors.policy_columns)
+        return PolicyAnswer(self, ready, rows, *said, version)
 
     def _ask(self, policy: Policy, rows: Rows, *, explore: bool) -> tuple[Tree, Mapping[str, Tree]]:
         """The policy's actions and columns for some rows, of the right length."""
@@ -686,12 +684,12 @@ class PolicyRunner:
                 self._refuse_nan(said, answer, "actions_for_env")
         else:
             rows, own, for_env = self._connected(answer, n)
-        parts: list[list[AnyArray]] = []
+        parts: Sequence[Leaves] = ()
         if self.keeps_rows:
             if len(self._version_n) != n or self._version_n[0] != answer.version:
                 self._version_n = np.full(n, answer.version)
             if is_plain and self._stores_plain:
-                parts = self._plain_parts(own, answer.columns)
+                parts = self._plain_parts(said, answer.columns)
             if not parts:
                 parts = self._checked_parts(answer, rows, own, for_env)
         answer.rows, answer.parts, answer.for_env = rows, parts, for_env
@@ -742,8 +740,8 @@ class PolicyRunner:
 
     def _checked_parts(
         self, answer: PolicyAnswer, rows: Rows | None, own: list[AnyArray], for_env: list[AnyArray]
-    ) -> list[list[AnyArray]]:
-        """Leaves of all columns that are stored of an answer."""
+    ) -> list[Leaves]:
+        """Leaves of all columns that are stored of an answer, in arrays that the policy does not have."""
         given, forms = answer.given.keys(), self.forms
         if rows is None:
             columns = {"actions": own[0], **answer.columns}
@@ -758,27 +756,28 @@ class PolicyRunner:
             (forms.answers[name].dtype, forms.answers[name].shape) == self._plain
             for name in ("actions", "actions_for_env")
         )
-        return parts
+        return [
+            leaves if name == "policy_version" else [leaf.copy() for leaf in leaves]
+            for name, leaves in zip(forms.answers, parts, strict=True)
+        ]
 
-    def _plain_parts(self, own: list[AnyArray], columns: Mapping[str, Tree]) -> list[list[AnyArray]]:
+    def _plain_parts(self, actions: AnyArray, columns: Mapping[str, Tree]) -> Sequence[Leaves]:
         """What `_checked_parts` returns, where columns are arrays of the forms that they had; or else nothing."""
-        answers = self.forms.answers
+        answers = self.log.forms[self.number].answers
         if len(columns) != len(answers) - 3:
-            return []
-        version = [self._version_n]
-        if not columns:
-            return [version if name == "policy_version" else own for name in answers]
-        parts = []
+            return ()
+        own = [actions.copy()]
+        parts: list[Leaves] = []
         for name, form in answers.items():
             if name == "actions" or name == "actions_for_env":
                 parts.append(own)
             elif name == "policy_version":
-                parts.append(version)
+                parts.append([self._version_n])
             else:
                 column = columns.get(name)
                 if column is None or column.dtype != form.dtype or column.shape[1:] != form.shape:
-                    return []
-                parts.append([column])
+                    return ()
+                parts.append([column.copy()])
         return parts
 
     def note_sent(self, answer: PolicyAnswer) -> None:

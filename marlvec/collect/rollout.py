@@ -388,7 +388,9 @@ class RolloutLoop:
         asked, waiting, idle = self._waiting_rows(env_ids)
         acting_envs = self.scheduler.all_ids if env_ids is None else env_ids
         try:
-            answers = [runner.act(ready, explore=self.explore) for runner, ready in asked]
+            answers = []
+            for runner, ready in asked:
+                answers.append(runner.act(ready, explore=self.explore))
             decided = perf_counter()
             for answer in answers:
                 answer.runner.transform(answer)
@@ -404,16 +406,18 @@ class RolloutLoop:
             raise
         if not self._random_steps.is_over:
             self._random_steps.count(acting_envs)
-        said = [PolicyAnswers(a.runner.number, a.ready.lanes, a.parts) for a in answers if a.runner.keeps_rows]
+        said, acted, decisions = [], [], 0
+        for answer in answers:
+            runner, ready = answer.runner, answer.ready
+            acted.append(ready.lanes)
+            decisions += len(ready.lanes)
+            if runner.keeps_rows:
+                said.append(PolicyAnswers(runner.number, ready.lanes, answer.parts))
+            runner.note_sent(answer)
         if said:
             self._log.answer(said)
-        for answer in answers:
-            answer.runner.note_sent(answer)
-        decisions = 0
         if answers:
-            waited = [answer.ready for answer in answers]
-            places: Where = waited[0].where if len(waited) == 1 else np.concatenate([rows.lanes for rows in waited])
-            decisions = sum([len(rows.lanes) for rows in waited])
+            places: Where = answers[0].ready.where if len(answers) == 1 else np.concatenate(acted)
             self._episodes.count_turns(places, decisions)
         for runner, rest in waiting:
             runner.ready = rest
@@ -588,7 +592,8 @@ class RolloutLoop:
         Returns how many transitions were closed.
         """
         all_act, closed = np.count_nonzero(env_step.acting) == env_step.acting.size, 0
-        self._episodes.see(env_step.where, env_step.alive)
+        if not self._episodes.all_are_present:
+            self._episodes.see(env_step.where, env_step.alive)
         if self._ended_agents.any_gone:
             self._ended_agents.check(env_step, self._episodes)
         if env_step.given:

@@ -158,8 +158,8 @@ class RowBuilder:
         router, episodes, places, n = self._router, self._episodes, chosen.places, len(chosen.lanes)
         rewards, first = episodes.settle(chosen.lanes, places) if rewards_L is None else (rewards_L[places], None)
         false = self._false_L[:n]
-        leaves = [chosen.pick(leaf) for leaf in (env_step.final if last else env_step.obs)[g]]
-        tree = router.groups[g].observation_tree
+        leaves, tree = (env_step.final if last else env_step.obs)[g], router.groups[g].observation_tree
+        obs: Tree = chosen.pick(leaves[0]) if tree.is_leaf else tree.unflatten([chosen.pick(leaf) for leaf in leaves])
         known = chosen.eps_id
         if known is None or known[0] is not episodes.eps_id_N:
             chosen.eps_id = known = episodes.eps_id_N, episodes.eps_id_N[chosen.env_id]
@@ -169,7 +169,7 @@ class RowBuilder:
             "agent_index": chosen.agent_index,
             "eps_id": eps_id,
             "t": episodes.turns(places),
-            "obs": leaves[0] if tree.is_leaf else tree.unflatten(leaves),
+            "obs": obs,
             "rewards": rewards,
             "terminated": router.pick(g, chosen, env_step.terminated) if last else false,
             "truncated": router.pick(g, chosen, env_step.truncated) if last else false,
@@ -252,30 +252,26 @@ class RowStore:
             waiting += parts
             if self._all_are_open:
                 closed += n
-                continue
-            where: Where = parts[0].where if len(parts) == 1 else moment.lanes
-            closed += int(np.count_nonzero(self._open_L[where]))
-            self._open_L[where] = True
-            self._all_are_open = n == len(self._open_L)
-        for moment in stored:
+            else:
+                where: Where = parts[0].where if len(parts) == 1 else moment.lanes
+                closed += int(np.count_nonzero(self._open_L[where]))
+                self._open_L[where] = True
+                self._all_are_open = n == len(self._open_L)
             self._hide_unread(moment)
         self._log.append(stored, _ENVS_COLUMNS if hands_over else ())
         for part in waiting:
             runner = runners[part.number]
-            if not runner.keeps_rows and part.shared:
+            if part.shared and not runner.keeps_rows:
                 part.columns = dict(copied_rows(Rows(part.columns)).items())
             runner.ready = runner.ready.join(part) if len(runner.ready.lanes) else part
         return closed
 
     def _hide_unread(self, moment: Moment) -> None:
         """Leave of rows that are not read only whose they are."""
-        for part in moment.parts:
-            if not self._runners[part.number].keeps_rows:
-                moment.parts = [
-                    one if self._runners[one.number].keeps_rows else PolicyPart(UNREAD, one.lanes, {})
-                    for one in moment.parts
-                ]
-                return
+        runners, parts = self._runners, moment.parts
+        for k, part in enumerate(parts):
+            if not runners[part.number].keeps_rows:
+                moment.parts = [*moment.parts[:k], PolicyPart(UNREAD, part.lanes, {}), *parts[k + 1 :]]
 
     # --- lanes that wait
 

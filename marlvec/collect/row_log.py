@@ -314,21 +314,26 @@ class RowLog:
         ``owned`` ones are in no other code's hands.
         """
         kept = self._kept
-        if kept.blocks and not all(map(self._is_next, moments)):
-            kept.blocks = {}
         for moment in moments:
-            is_last = moment.missing is not None
+            is_last, blocks = moment.missing is not None, kept.blocks
             for part in moment.parts:
-                if part.number == UNREAD:
+                number, columns = part.number, part.columns
+                block = blocks.get(number) if blocks else None
+                if blocks and (block is None or not (is_last or block.is_next(part.lanes))):
+                    kept.blocks = blocks = {}
+                if number == UNREAD:
                     continue
-                forms, columns = self.forms[part.number], part.columns
+                forms = self.forms[number]
                 if is_last or columns.keys() != forms.rows.keys():
                     forms.check_rows(columns, final=is_last)
-                block = None if is_last else kept.blocks.get(part.number)
-                tables = {} if block is None or block.steps == block.length else block.tables
+                if not blocks or is_last or block is None or block.steps == block.length:
+                    if part.shared:
+                        self._own(part, part.shared, forms)
+                    continue
+                tables = block.tables
                 if part.shared:
                     self._own(part, [name for name in part.shared if name not in tables], forms)
-                if tables and block is not None:
+                if tables:
                     came = part.columns, part.part
                     part.columns, part.part = block.write(*came, forms), None
                     if not part.shared:
@@ -339,17 +344,6 @@ class RowLog:
                     for part in moment.parts:
                         kept.blocks[part.number].add(part)
         kept.moments.extend(moments)
-
-    def _is_next(self, moment: Moment) -> bool:
-        """Whether a moment's rows are those of a step of blocks, or last rows of their policies."""
-        blocks, is_last = self._kept.blocks, moment.missing is not None
-        for part in moment.parts:
-            block = blocks.get(part.number)
-            if block is None:
-                return False
-            if not is_last and not block.is_next(part.lanes):
-                return False
-        return True
 
     def _own(self, part: PolicyPart, names: Collection[str], forms: ColumnForms) -> None:
         """Copy some columns, once each was found to have its form."""
@@ -364,31 +358,19 @@ class RowLog:
         part.columns = columns
 
     def answer(self, parts: Sequence[PolicyAnswers]) -> None:
-        """Store what policies answered to these lanes' last rows: what `ColumnForms.check_answer` returned, of each."""
-        kept = self._kept
-        for part in parts:
-            forms, leaves = self.forms[part.number], []
-            at, said = 0, None
-            for name, own in zip(forms.answers, part.leaves, strict=True):
-                if name == VERSION or own is None:  # an array that nothing writes into
-                    leaves.append(own)
-                elif own is said:  # actions_for_env, nearly always
-                    leaves.append(leaves[at])
-                else:
-                    if name == "actions":
-                        at, said = len(leaves), own
-                    leaves.append([leaf.copy() for leaf in own])
-            part.leaves = leaves
-            if kept.blocks:
-                self._answer_in_block(part)
-        kept.answers.append(Answers(parts))
+        """Store what policies answered to these lanes' last rows: what `ColumnForms.check_answer` returned, of each.
 
-    def _answer_in_block(self, part: PolicyAnswers) -> None:
-        block = self._kept.blocks[part.number]
-        is_next = block.said == block.steps - 1 < block.length and len(part.lanes) == len(block.lanes)
-        if not is_next:
-            self._kept.blocks = {}
-        block.said += 1
+        The leaves are the log's from now on.
+        """
+        kept = self._kept
+        if kept.blocks:
+            for part in parts:
+                block = kept.blocks[part.number]
+                if not block.said == block.steps - 1 < block.length or len(part.lanes) != len(block.lanes):
+                    kept.blocks = {}
+                    break
+                block.said += 1
+        kept.answers.append(Answers(parts))
 
     # --- looking
 

@@ -352,7 +352,10 @@ class Moment:
 
 @dataclass(slots=True)
 class PolicyAnswers:
-    """One policy's answers: leaves (n, …) for each of its `ColumnForms.answers`, as far as those were known then."""
+    """One policy's answers: leaves (n, …) for each of its `ColumnForms.answers`, as far as those were known then.
+
+    Nothing writes into the leaves.
+    """
 
     number: int
     lanes: IntArray
