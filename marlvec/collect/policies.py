@@ -25,6 +25,7 @@ from marlvec.policies import Policy, PolicyLike, PolicyMap, as_policy
 from marlvec.policies.policy_map import policy_or_make
 from marlvec.serialization.saved import State, array_field, check_fields, flag_field, number_field
 from marlvec.serialization.values import array_from, plain_array
+from marlvec.trees import Tree
 from marlvec.vector.vector_env import VectorEnv
 
 AnyArray = NDArray[Any]
@@ -208,9 +209,12 @@ class PolicyRouter:
         n, a = len(env_ids), len(self._agents)
         if not self._is_one_group or len(answer.ready.lanes) != n * a:
             return None
-        leaves = [leaf.reshape(n, a, *leaf.shape[1:]) for leaf in answer.for_env]
-        tree = self.groups[0].action_tree
-        actions = leaves[0] if tree.is_leaf else tree.unflatten(leaves)
+        leaves, tree = answer.for_env, self.groups[0].action_tree
+        actions: Tree
+        if tree.is_leaf:
+            actions = leaves[0].reshape(n, a, *leaves[0].shape[1:])
+        else:
+            actions = tree.unflatten([leaf.reshape(n, a, *leaf.shape[1:]) for leaf in leaves])
         return {self.groups[0].name: actions} if grouped else actions
 
     def actions(self, parts: Sequence[GroupActions], env_ids: IntArray, *, grouped: bool) -> Any:

@@ -268,6 +268,7 @@ class RolloutLoop:
 
     def _welcome_all(self, env_ids: IntArray) -> None:
         """Take in the first rows of all these envs, which were reset."""
+        self._row_store.look_who_is_read()
         for env_step in self.scheduler.receive_all(env_ids):
             self.scheduler.leave_out_masked(env_step)
             self._welcome(env_step)
@@ -300,12 +301,14 @@ class RolloutLoop:
         are_shown = any(len(runner.learner_connectors) for runner in runners)
         for runner in runners:
             runner.keep_rows(are_shown or not runner.is_frozen)
+        self._row_store.look_who_is_read()
 
     # --- one tick
 
     def settle(self) -> None:
         """Take in what is on the way, and send nothing."""
         self.scheduler.begin_call(_none_needed)
+        self._row_store.look_who_is_read()
         while self.scheduler.is_on_the_way:
             self.step(_none_needed)
 

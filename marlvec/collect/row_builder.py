@@ -218,6 +218,7 @@ class RowStore:
         self._open_L = np.zeros(num_envs * agent_num, np.bool_)  # lanes that wait for an action or for its outcome
         self._open_NA = self._open_L.reshape(num_envs, agent_num)
         self._all_are_open = False  # whether all are known to be
+        self._hides = False  # whether rows of some policies are counted alone
 
     def close(self, moments: Sequence[Moment]) -> int:
         """Store last rows; return how many transitions they close."""
@@ -228,7 +229,8 @@ class RowStore:
             rows = moment if np.count_nonzero(acted) == len(acted) else moment.take(acted)
             if not len(rows.lanes):
                 continue
-            self._hide_unread(rows)
+            if self._hides:
+                self._hide_unread(rows)
             stored.append(rows)
             self.shut(rows.lanes)
             closed += len(rows.lanes)
@@ -257,7 +259,8 @@ class RowStore:
                 closed += int(np.count_nonzero(self._open_L[where]))
                 self._open_L[where] = True
                 self._all_are_open = n == len(self._open_L)
-            self._hide_unread(moment)
+            if self._hides:
+                self._hide_unread(moment)
         self._log.append(stored, _ENVS_COLUMNS if hands_over else ())
         for part in waiting:
             runner = runners[part.number]
@@ -265,6 +268,10 @@ class RowStore:
                 part.columns = dict(copied_rows(Rows(part.columns)).items())
             runner.ready = runner.ready.join(part) if len(runner.ready.lanes) else part
         return closed
+
+    def look_who_is_read(self) -> None:
+        """Call before rows come, when it may have changed whether rows of some policies are read."""
+        self._hides = not all(runner.keeps_rows for runner in self._runners.values())
 
     def _hide_unread(self, moment: Moment) -> None:
         """Leave of rows that are not read only whose they are."""

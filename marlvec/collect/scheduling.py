@@ -277,7 +277,7 @@ class LockstepScheduler(Saved):
     def rounds(self, env_id: IntArray) -> IntArray | int:
         """Return the round that rows of these envs come in: of all, or (n,) of each."""
         if not self._overlap and not self._num_away and len(self._going) == len(self.all_ids):
-            return int(self.round_N[0])
+            return self._open
         found: IntArray = self.round_N[env_id]
         return found
 
