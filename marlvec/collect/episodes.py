@@ -243,7 +243,7 @@ class EpisodeTracker:
             self._owed_NA += self._step_NA
             self._step_NA, self._owes = None, True
 
-    def settle(self, lanes: IntArray, places: Where) -> tuple[FloatArray, BoolArray | None]:
+    def pay(self, lanes: IntArray, places: Where) -> tuple[FloatArray, BoolArray | None]:
         """Return the rewards owed to agents that get their next rows, and which are an episode's first (None: none).
 
         ``lanes``: (n,); ``places``: the same as an index.
@@ -261,7 +261,7 @@ class EpisodeTracker:
         self.seen_L[places] = True
         return rewards, first
 
-    def settle_all(self) -> FloatArray | None:
+    def pay_all(self) -> FloatArray | None:
         """Return the rewards owed to all agents, which get their next rows: (L,); None: it is the first one of some."""
         if not self._all_are_seen:
             if np.count_nonzero(self.seen_L) < len(self.seen_L):

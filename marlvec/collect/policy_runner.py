@@ -166,9 +166,9 @@ class GivenActions:
         self._blanks = {name: map_tree(_blank, column) for name, column in columns.items()}
         self.knows_columns = True
         if self._dtypes is None:
-            self._settle(actions)
+            self._learn_dtypes(actions)
 
-    def _settle(self, actions: Tree) -> None:
+    def _learn_dtypes(self, actions: Tree) -> None:
         try:
             leaves = self._arrays(actions)
         except ContractError:  # the collector refuses these actions, and says why
@@ -290,7 +290,7 @@ class GivenActions:
         if asked.any():
             actions, own = ask(rows if asked.all() else rows.take(asked))
             if self._dtypes is None:
-                self._settle(actions)
+                self._learn_dtypes(actions)
             if not given.any():
                 return self._cast(actions), {**own, COLUMN: given}
             extras = {

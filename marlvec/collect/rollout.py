@@ -305,7 +305,7 @@ class RolloutLoop:
 
     # --- one tick
 
-    def settle(self) -> None:
+    def receive_pending(self) -> None:
         """Take in what is on the way, and send nothing."""
         self.scheduler.begin_call(_none_needed)
         self._row_store.look_who_is_read()

@@ -95,7 +95,7 @@ class RowBuilder:
 
     def _before_connectors(self, env_step: EnvStep, lanes: IntArray | None, *, last: bool) -> list[Moment]:
         router, found = self._router, []
-        rewards_L = self._episodes.settle_all() if lanes is None and env_step.everything else None
+        rewards_L = self._episodes.pay_all() if lanes is None and env_step.everything else None
         for runner in router.alone:
             if lanes is None:
                 chosen = router.everyone(runner, env_step.env_ids)
@@ -156,7 +156,7 @@ class RowBuilder:
     ) -> tuple[Moment, dict[str, Tree]]:
         """Rows of one group, of no policy yet, and their columns; ``rewards_L``: of all agents, if all get rows."""
         router, episodes, places, n = self._router, self._episodes, chosen.places, len(chosen.lanes)
-        rewards, first = episodes.settle(chosen.lanes, places) if rewards_L is None else (rewards_L[places], None)
+        rewards, first = episodes.pay(chosen.lanes, places) if rewards_L is None else (rewards_L[places], None)
         false = self._false_L[:n]
         leaves, tree = (env_step.final if last else env_step.obs)[g], router.groups[g].observation_tree
         obs: Tree = chosen.pick(leaves[0]) if tree.is_leaf else tree.unflatten([chosen.pick(leaf) for leaf in leaves])
