@@ -72,7 +72,7 @@ class Whole:
         column = self._column
         if column is None:
             self._column = column = self._make()
-        return column if where is None else column.take(where)
+        return column if where is None else column.take(where, axis=0)
 
 
 class Followers:
@@ -520,6 +520,10 @@ class RowLog:
             if table is not None:
                 columns[name] = _as_rows(table[0])
                 continue
+            if name in _LATER and form.dtype is not None:
+                arrays = [leaf for (leaf,) in _columns(rows[:-1], form)]
+                columns[name] = Later(size, Whole(partial(self._column_of, arrays)))
+                continue
             is_outcome = name in _OUTCOME
             leaves = self._tables(form, rows[1:] if is_outcome else rows[:-1])
             if is_outcome:
@@ -536,9 +540,9 @@ class RowLog:
         answers = self._answers_of(block.number)
         for k, (name, form) in enumerate(forms.answers.items()):
             parts = _said(answers, k, form)
-            if name == VERSION:
-                versions = [leaves[0] for leaves in parts]
-                columns[name] = Later(size, Whole(partial(self._column_of, versions)))
+            if name in _LATER and form.dtype is not None:
+                arrays = [leaf for (leaf,) in parts]
+                columns[name] = Later(size, Whole(partial(self._column_of, arrays)))
             else:
                 columns[name] = form.tree([_as_rows(self._table(leaf)) for leaf in zip(*parts, strict=True)])
         return columns
@@ -604,6 +608,9 @@ class RowLog:
         for name, form in forms.rows.items():
             if name in _UNUSED or name in DERIVED:
                 continue
+            if name in _LATER and form.dtype is not None:
+                columns[name] = self._taken_later([leaf for (leaf,) in _columns(parts, form)], rows)
+                continue
             whole = _whole(parts, form)
             own = self._take(whole, following if name in _OUTCOME else rows)
             columns[name] = form.tree(own)
@@ -612,13 +619,20 @@ class RowLog:
                 leaves = [leaf.take(at, axis=0) for leaf in whole]
                 columns[f"next_{name}"] = Later(len(numbers), Followers(form, own, others, leaves, self._memory))
         columns["next_obs_missing"] = missing
-        columns["env_t"], columns["next_env_t"] = index.env_t[numbers], index.env_t[after]
+        columns["env_t"], columns["next_env_t"] = (self._taken_later([index.env_t], at) for at in (numbers, after))
         said = AnswerIndex(self._kept.answers)
         answers = said.of(number)[index.answer_of(said)[numbers]]
         given = self._answers_of(number)
         for k, (name, form) in enumerate(forms.answers.items()):
-            columns[name] = self._answered(k, form, given, answers)
+            if name in _LATER and form.dtype is not None:
+                columns[name] = self._taken_later([leaf for (leaf,) in _said(given, k, form)], answers)
+            else:
+                columns[name] = self._answered(k, form, given, answers)
         return columns, lane
+
+    def _taken_later(self, parts: Sequence[AnyArray], rows: IntArray) -> Later:
+        """A column of some rows of these arrays, one after the other, that is made when it is read."""
+        return Later(len(rows), Whole(lambda: self._take([np.concatenate(parts)], rows)[0]))
 
     def _derived(self, lane: IntArray) -> dict[str, Tree]:
         return {"env_id": lane // self._agent_num, "agent_index": lane % self._agent_num}
@@ -861,6 +875,7 @@ _ARRAYS: dict[str, Any] = {
     **dict.fromkeys(("final", "missing"), np.bool_),
 }
 _FLAGS = ("terminated", "truncated")
+_LATER = ("t", "actions_for_env", VERSION)  # columns that few learners read, and that hold little
 _SMALL = 1 << 16  # bytes of one step's rows
 
 
