@@ -275,10 +275,11 @@ class RowStore:
 
     def _hide_unread(self, moment: Moment) -> None:
         """Leave of rows that are not read only whose they are."""
-        runners, parts = self._runners, moment.parts
+        runners, parts = self._runners, list(moment.parts)
         for k, part in enumerate(parts):
             if not runners[part.number].keeps_rows:
-                moment.parts = [*moment.parts[:k], PolicyPart(UNREAD, part.lanes, {}), *parts[k + 1 :]]
+                parts[k] = PolicyPart(UNREAD, part.lanes, {})
+        moment.parts = parts
 
     # --- lanes that wait
 
