@@ -57,7 +57,11 @@ def collected_t_from_one(patch: Patch) -> None:
 @found_by("tests/collect/test_collector.py")
 def collected_rows_are_views(patch: Patch) -> None:
     """Rows are views of the accounts, and change with them."""
-    patch.setattr(EpisodeTracker, "_own_turns", lambda episodes: episodes.turn_L.reshape(episodes.policy_NA.shape))
+
+    def count(episodes: EpisodeTracker, places: Any, n: int) -> None:
+        episodes.turn_L[places] += 1
+
+    patch.setattr(EpisodeTracker, "count_turns", count)
 
 
 @found_by(REFERENCE)
