@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping, Sequence
 from contextlib import suppress
+from operator import attrgetter
 from typing import Any, TypeAlias, TypeVar, cast
 from weakref import ref
 
@@ -66,7 +67,7 @@ class PolicyRouter:
         self._env_L, self._agent_L = np.divmod(np.arange(policy_NA.size), len(agents))
         self._is_one_group = len(groups) == 1  # which has all agents, in order
         self._players: list[list[PolicyRunner]] = [[] for _ in groups]
-        self.playing: list[PolicyRunner] = []  # of policies that play an agent in a running episode, group by group
+        self.playing: list[PolicyRunner] = []  # of policies that play an agent in a running episode, by number
         self.alone: list[PolicyRunner] = []  # of these, those whose group no other policy plays in
         self.is_shared = False  # whether several policies play in one group
         self._everyone: dict[tuple[int, bytes], Selection] = {}
@@ -92,7 +93,8 @@ class PolicyRouter:
             self._players[g] = [runner if runner.group_index == g else self.bind(runner, g) for runner in players]
         self.alone = [players[0] for players in self._players if len(players) == 1]
         self.is_shared = len(self.alone) < sum(map(bool, self._players))
-        self.playing = [runner for players in self._players for runner in players]
+        playing = [runner for players in self._players for runner in players]
+        self.playing = sorted(playing, key=attrgetter("number"))
 
     def bind(self, runner: PolicyRunner, g: int) -> PolicyRunner:
         """Make sure that a policy may play agents of a group; refuse one that plays another group."""

@@ -456,7 +456,7 @@ class RolloutLoop:
         asked: list[Waiting] = []
         waiting: list[Waiting] = []
         idle: list[Idle] = []
-        for runner in self._runners.values():
+        for runner in self._router.playing:
             if runner.declares_noop and len(runner.noops.lanes):
                 lanes = runner.noops.lanes
                 idle.append((runner, lanes if chosen is None else lanes[chosen[lanes // self._envs.agent_num]]))
@@ -579,7 +579,8 @@ class RolloutLoop:
 
     def _begin(self, env_ids: IntArray) -> None:
         """Forget these envs' episodes; begin new episodes in the living envs, and choose their policies."""
-        for runner in self._runners.values():
+        # A league may have many policies that play nowhere: their episodes have ended, and what was remembered went.
+        for runner in self._router.playing or self._runners.values():
             runner.begin(env_ids)
         self._ended_agents.forget(env_ids)
         env_ids = self.scheduler.of_living(env_ids)
