@@ -70,6 +70,7 @@ class PolicyRouter:
         self.playing: list[PolicyRunner] = []  # of policies that play an agent in a running episode, by number
         self.alone: list[PolicyRunner] = []  # of these, those whose group no other policy plays in
         self.is_shared = False  # whether several policies play in one group
+        self._remembering: tuple[Any, list[PolicyRunner]] = (None, [])  # and what it followed from
         self._everyone: dict[tuple[int, bytes], Selection] = {}
         self._of_all: dict[int, Selection] = {}  # of these, those of all envs, by policy
         self._split: dict[bytes, Split] = {}  # of all agents, by the same envs
@@ -95,6 +96,14 @@ class PolicyRouter:
         self.is_shared = len(self.alone) < sum(map(bool, self._players))
         playing = [runner for players in self._players for runner in players]
         self.playing = sorted(playing, key=attrgetter("number"))
+
+    @property
+    def remembering(self) -> list[PolicyRunner]:
+        """Those of all policies, also of those that play nowhere, whose connectors are told of new episodes."""
+        known = Pipeline.edits, len(self.runners)
+        if self._remembering[0] != known:
+            self._remembering = known, [runner for runner in self.runners.values() if runner.remembers]
+        return self._remembering[1]
 
     def bind(self, runner: PolicyRunner, g: int) -> PolicyRunner:
         """Make sure that a policy may play agents of a group; refuse one that plays another group."""

@@ -555,14 +555,23 @@ class PolicyRunner:
         return kept
 
     def begin(self, env_ids: IntArray) -> None:
-        """New episodes begin in these envs, or none any more: what is remembered of the last ones goes."""
-        if self.group_index < 0:  # it never played, and its connectors do not even know their spaces
+        """New episodes begin in these envs, or none any more: what its agents did last in the old ones goes."""
+        if self.group_index < 0:  # it never played
             return
-        self.agent_connectors.reset(env_ids)
-        self.action_connectors.reset(env_ids)
         self.noops.begin(env_ids)
         if len(self.off_policy):
             self.off_policy.forget(np.add.outer(env_ids * self._num_agents, np.arange(self._num_agents)).ravel())
+
+    @property
+    def remembers(self) -> bool:
+        """Whether its connectors are to be told of new episodes."""
+        return self.agent_connectors.is_forgetful or self.action_connectors.is_forgetful
+
+    def reset_connectors(self, env_ids: IntArray) -> None:
+        """New episodes begin in these envs, whoever played or plays there."""
+        if self.group_index >= 0:  # else it never played, and its connectors do not even know their spaces
+            self.agent_connectors.reset(env_ids)
+            self.action_connectors.reset(env_ids)
 
     def clear(self) -> None:
         """Forget the rows that wait, and have rows kept."""

@@ -579,7 +579,8 @@ class RolloutLoop:
 
     def _begin(self, env_ids: IntArray) -> None:
         """Forget these envs' episodes; begin new episodes in the living envs, and choose their policies."""
-        # A league may have many policies that play nowhere: their episodes have ended, and what was remembered went.
+        for runner in self._router.remembering:
+            runner.reset_connectors(env_ids)
         for runner in self._router.playing or self._runners.values():
             runner.begin(env_ids)
         self._ended_agents.forget(env_ids)

@@ -162,13 +162,13 @@ def collected_actions_of_wrong_rows(patch: Patch) -> None:
 @found_by("tests/collect/test_connectors.py")
 def collected_connectors_remember(patch: Patch) -> None:
     """Agent connectors are not told that episodes begin."""
-    begin = PolicyRunner.begin
+    begin = PolicyRunner.reset_connectors
 
     def keep(runner: PolicyRunner, env_ids: Any) -> None:
         with during(runner.agent_connectors, "reset", lambda env_ids: None):
             begin(runner, env_ids)
 
-    patch.setattr(PolicyRunner, "begin", keep)
+    patch.setattr(PolicyRunner, "reset_connectors", keep)
 
 
 @found_by("tests/collect/test_policies.py")
