@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -191,14 +192,13 @@ def status_of(result: Mapping[str, Any], problem: str) -> str:
 HEAD = """# Packages that were tried
 
 For those who have an env of one of these packages, and ask whether it works here and what to watch for. Each was
-installed at this version in a virtual environment of its own, and its env played by a plain loop and by `make()`:
-observations, rewards, flags, masks and final observations of 4 envs were compared bit for bit. Traps are what the env
-does by itself, with marlvec or without.
+installed at this version in a virtual environment of its own, and played by a plain loop and by `make()`: observations,
+rewards, flags, masks and final observations of 4 envs were compared bit for bit. Traps are the env's own, also without
+marlvec; [findings](REPO/tree/main/findings) has scripts that show some. µs are a step's processor time with
+`backend="sync"`, on a shared machine: take their size, not their digits.
 
-`python -m benchmarks.env_packages NAME` repeats a row. Dates, versions of Gymnasium, PettingZoo and numpy, and full
-texts are in [env_packages.json](REPO/blob/main/benchmarks/env_packages.json); scripts in
-[findings](REPO/tree/main/findings) show a trap without marlvec. µs are those of processor time for a step of one env by
-`backend="sync"`, on a machine that was shared: take their size, not their digits.
+`python -m benchmarks.env_packages NAME` repeats a row. Dates, versions and full texts are in
+[env_packages.json](REPO/blob/main/benchmarks/env_packages.json).
 
 """.replace("REPO", REPOSITORY)
 EQUAL = """<div class="calls" markdown>
@@ -213,8 +213,8 @@ Unless a row says otherwise: `"sync"` and `"async"`, all three autoreset modes, 
 OTHER = """
 ## Refused, or not run
 
-| package | tried | what came of it |
-| --- | --- | --- |
+| package | what came of it |
+| --- | --- |
 """
 
 
@@ -238,11 +238,7 @@ def page(known: Mapping[str, Any], found: Mapping[str, Any]) -> str:
     text += OTHER
     for name in rest:
         entry, result = known[name], found[name]
-        cells = (
-            title(name, entry, result),
-            result["date"],
-            " ".join(filter(None, (why(result), entry.get("note", "")))),
-        )
+        cells = (title(name, entry, result), " ".join(filter(None, (why(result), entry.get("note", "")))))
         text += f"| {' | '.join(cells)} |\n"
     return f"{text}\n</div>\n"
 
@@ -320,7 +316,7 @@ def copy_words(copies: Mapping[str, str]) -> str:
     """Return what is wrong with copies of an env, by pickle and by deepcopy."""
     wrong = {}
     for how, what in copies.items():
-        wrong.setdefault("copies are at another state" if what == "another state" else what, []).append(how)
+        wrong.setdefault("copies lose the state" if what == "another state" else what, []).append(how)
     return "; ".join(f"{what} ({', '.join(ways)})" for what, ways in wrong.items())
 
 
@@ -335,13 +331,20 @@ def why(result: Mapping[str, Any]) -> str:
     first = next(iter(result.get("equal", {}).values()), "")
     text = result.get("raises") or result.get("refused") or result.get("why") or first
     before, got, rest = text.partition("Got an object of type ")
-    text = f"none of the forms that marlvec takes, but {rest.partition('. ')[0]}." if got else before
+    text = f"none of the forms that marlvec takes, but {rest.partition('. ')[0]}." if got else _of_one_env(before)
     head = {
         "raises": "Its constructor raises" if "raises" in result else "Raises",
         "refused": "Refused",
         "stopped": "Stopped",
     }[status]
-    return f"{head}: {cell(text, 260)}"
+    words = cell(text, 130)
+    return f"{head}: {words}{'' if words.endswith(('.', '…')) else '.'}"
+
+
+def _of_one_env(text: str) -> str:
+    """Return an error's text without its class, where marlvec raised it for env 0, and without the other envs' texts."""
+    one = re.split(r"\s+env 1[, ]", text)[0]
+    return re.sub(r"^Env(ContractError|Raised): env 0(, __init__\(\):|,| raised in) ", "", one)
 
 
 def cell(text: str, size: int) -> str:

@@ -65,7 +65,7 @@ def test_words_of_results() -> None:
         "deepcopy": "another state",
         "ends": ["terminated+truncated"],
     }
-    words = "Both flags at once; copies are at another state (pickle, deepcopy). Words."
+    words = "Both flags at once; copies lose the state (pickle, deepcopy). Words."
     assert trap_words({"note": "Words."}, {"traps": traps}) == words
     assert cell("a | b <c> {d} * _\n e", 99) == "a \\| b &lt;c> &#123;d} \\* \\_ e"
     assert status_of({"equal": same}, "") == "equal"
