@@ -205,10 +205,11 @@ EQUAL = """<div class="calls" markdown>
 
 ## Played like a plain loop
 
-Unless a row says otherwise: `"sync"` and `"async"`, all three autoreset modes, 200 steps.
+Unless a row says otherwise, 200 steps are equal with `"sync"` and `"async"`, in all three autoreset modes, and
+`check_env` finds nothing.
 
-| package | API | in marlvec | equal | `check_env` | traps | µs |
-| --- | --- | --- | --- | --- | --- | --- |
+| package | API | in marlvec | what to watch for | µs |
+| --- | --- | --- | --- | --- |
 """
 OTHER = """
 ## Refused, or not run
@@ -229,9 +230,7 @@ def page(known: Mapping[str, Any], found: Mapping[str, Any]) -> str:
             title(name, entry, result),
             result.get("api", ""),
             code(entry["line"]),
-            equal_words(result),
-            check_words(result),
-            trap_words(entry, result),
+            remarks(entry, result),
             f"{result['us a step']:,.0f}" if "us a step" in result else "",
         )
         text += f"| {' | '.join(cells)} |\n"
@@ -255,6 +254,17 @@ def code(line: str) -> str:
     return line if "`" in line else "`" + line.replace("|", "\\|") + "`"
 
 
+def remarks(entry: Mapping[str, Any], result: Mapping[str, Any]) -> str:
+    """Return what a row says about a package beyond "equal, and no findings"."""
+    equal, checks = equal_words(result).replace("yes, ", "equal over "), check_words(result)
+    words = [
+        "" if equal == "yes" else f"{equal[0].upper()}{equal[1:]}.",
+        f"`check_env`: {checks}." if checks not in ("", "nothing") else "",
+        trap_words(entry, result),
+    ]
+    return " ".join(filter(None, words))
+
+
 def equal_words(result: Mapping[str, Any]) -> str:
     """Return in which modes the rows were those of a plain loop."""
     equal = result.get("equal", {})
@@ -264,7 +274,7 @@ def equal_words(result: Mapping[str, Any]) -> str:
     steps = {value["steps"] for value in equal.values() if not isinstance(value, str)}
     if not bad:
         asked = "yes" if steps == {200} else f"yes, {min(steps)} steps or more"
-        return asked if len(equal) == 6 else f"{asked}, {', '.join(sorted(equal))}"
+        return asked if len(equal) == 6 else f"{asked}, only {', '.join(sorted(equal))}"
     if result.get("traps", {}).get("seed repeats in a new env") is False:
         return "no two envs of one seed are alike"
     first = next(iter(bad.items()))
@@ -342,7 +352,7 @@ def why(result: Mapping[str, Any]) -> str:
 
 
 def _of_one_env(text: str) -> str:
-    """Return an error's text without its class, where marlvec raised it for env 0, and without the other envs' texts."""
+    """Return the text of marlvec's error about env 0, without its class and without the other envs' texts."""
     one = re.split(r"\s+env 1[, ]", text)[0]
     return re.sub(r"^Env(ContractError|Raised): env 0(, __init__\(\):|,| raised in) ", "", one)
 
