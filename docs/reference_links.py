@@ -1,4 +1,7 @@
-"""mkdocstrings: public names in docstrings are links to their entries."""
+"""For the API reference: a hook of mkdocs, and an extension of mkdocstrings.
+
+The extension makes links of public names in docstrings.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,12 @@ ENTRIES = {
     if name.rpartition(".")[2] != "make"  # there are two
     and not name.split(".")[-2][0].isupper()  # a method
 }
+
+
+def on_page_markdown(markdown: str, page: Any, **kwargs: Any) -> None:
+    """Let a search find guides before the reference."""
+    if page.file.src_uri.startswith("api/"):
+        page.meta.setdefault("search", {"boost": 0.5})
 
 
 class ReferenceLinks(griffe.Extension):
