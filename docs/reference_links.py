@@ -1,7 +1,4 @@
-"""For the API reference: a hook of mkdocs, and an extension of mkdocstrings.
-
-The extension makes links of public names in docstrings.
-"""
+"""For the API reference: a hook of mkdocs, and links in docstrings."""
 
 from __future__ import annotations
 
@@ -21,14 +18,19 @@ ENTRIES = {
 }
 
 
-def on_page_markdown(markdown: str, page: Any, **kwargs: Any) -> None:
-    """Let a search find guides before the reference."""
-    if page.file.src_uri.startswith("api/"):
-        page.meta.setdefault("search", {"boost": 0.5})
+def on_page_markdown(markdown: str, page: Any, **kwargs: Any) -> str:
+    """Let a search find guides first; entries stand under headings."""
+    if not page.file.src_uri.startswith("api/"):
+        return markdown
+    page.meta.setdefault("search", {"boost": 0.5})
+    if not re.search(r"^## ", markdown, re.M):
+        return markdown
+    deeper = r"\g<0>\n    options:\n      heading_level: 3"
+    return re.sub(r"^::: \S+$", deeper, markdown, flags=re.M)
 
 
 class ReferenceLinks(griffe.Extension):
-    """Changes docstrings as they are read."""
+    """Makes links of public names in docstrings."""
 
     def on_instance(self, *, obj: griffe.Object, **kwargs: Any) -> None:
         """Put the links into one docstring."""
