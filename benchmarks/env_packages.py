@@ -194,8 +194,8 @@ HEAD = """# Packages that were tried
 For those who have an env of one of these packages, and ask whether it works here and what to watch for. Each was
 installed at this version in a virtual environment of its own, and played by a plain loop and by `make()`: observations,
 rewards, flags, masks and final observations of 4 envs were compared bit for bit. Traps are the env's own, also without
-marlvec; [findings](REPO/tree/main/findings) has scripts that show some. µs are a step's processor time with
-`backend="sync"`, on a shared machine: take their size, not their digits.
+marlvec (copies: by pickle and deepcopy); [findings](REPO/tree/main/findings) has scripts that show some. µs are a
+step's processor time with `backend="sync"`, on a shared machine: take their size, not their digits.
 
 `python -m benchmarks.env_packages NAME` repeats a row. Dates, versions and full texts are in
 [env_packages.json](REPO/blob/main/benchmarks/env_packages.json).
@@ -327,7 +327,10 @@ def copy_words(copies: Mapping[str, str]) -> str:
     wrong = {}
     for how, what in copies.items():
         wrong.setdefault("copies lose the state" if what == "another state" else what, []).append(how)
-    return "; ".join(f"{what} ({', '.join(ways)})" for what, ways in wrong.items())
+    both = "copies lose the state (pickle, deepcopy)"
+    return "; ".join(f"{what} ({', '.join(ways)})" for what, ways in wrong.items()).replace(
+        both, "copies lose the state"
+    )
 
 
 def why(result: Mapping[str, Any]) -> str:

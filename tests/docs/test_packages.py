@@ -65,7 +65,7 @@ def test_words_of_results() -> None:
         "deepcopy": "another state",
         "ends": ["terminated+truncated"],
     }
-    words = "Both flags at once; copies lose the state (pickle, deepcopy). Words."
+    words = "Both flags at once; copies lose the state. Words."
     assert trap_words({"note": "Words."}, {"traps": traps}) == words
     assert remarks({}, {"equal": same, "check_env": []}) == ""
     short = {"equal": {**same, "sync a": {"steps": 60, "ends": 0}}, "check_env": ["ends (serious): …"]}
