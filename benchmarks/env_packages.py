@@ -324,12 +324,11 @@ def trap_words(entry: Mapping[str, Any], result: Mapping[str, Any]) -> str:
 
 def copy_words(copies: Mapping[str, str]) -> str:
     """Return what is wrong with copies of an env, by pickle and by deepcopy."""
-    wrong = {}
+    short, wrong = "copies lose the state", {}
     for how, what in copies.items():
-        wrong.setdefault("copies lose the state" if what == "another state" else what, []).append(how)
-    both = "copies lose the state (pickle, deepcopy)"
-    return "; ".join(f"{what} ({', '.join(ways)})" for what, ways in wrong.items()).replace(
-        both, "copies lose the state"
+        wrong.setdefault(short if what == "another state" else what, []).append(how)
+    return "; ".join(
+        short if (what, len(ways)) == (short, 2) else f"{what} ({', '.join(ways)})" for what, ways in wrong.items()
     )
 
 
