@@ -342,8 +342,8 @@ def why(result: Mapping[str, Any]) -> str:
         return f"Cannot be installed beside marlvec: {cell(reason, 220).rstrip('.')}."
     first = next(iter(result.get("equal", {}).values()), "")
     text = result.get("raises") or result.get("refused") or result.get("why") or first
-    before, got, rest = text.partition("Got an object of type ")
-    text = f"none of the forms that marlvec takes, but {rest.partition('. ')[0]}." if got else _of_one_env(before)
+    before, got, _ = text.partition("Got an object of type ")
+    text = "in none of the forms that marlvec takes." if got else _of_one_env(before)
     head = {
         "raises": "Its constructor raises" if "raises" in result else "Raises",
         "refused": "Refused",
