@@ -151,8 +151,8 @@ def test_fields_of_a_state() -> None:
 
 # --- States as they were written when this format began: the present code reads them, and writes the same
 #
-# `python -m tests.serialization.test_records` makes the files in ``golden/`` anew. Do so only for a new format: users have
-# files of the old one. (The files of whole collectors and recordings have tests beside those of their folders.)
+# `python -m tests.serialization.test_records` makes the files in ``golden/`` anew. Do so only for a new format: users
+# have files of the old one. (The files of whole collectors and recordings have tests beside those of their folders.)
 
 
 FOLDER = Path(__file__).with_name("golden")
