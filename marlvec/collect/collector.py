@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, Self
@@ -251,6 +251,8 @@ class Collector(ProcessBound, StatefulCollector, BatchSource):
         self.metrics = Metrics(envs.agents, ids, window=window, current=self._current)
         complete = batch_mode == "complete"
         self._callback_list = CallbackList(callbacks, envs, self.metrics)
+        random = self._random_steps(random_steps)
+        scheduler = self._policy_set.scheduler(self._current, random.note, complete=complete, overlap=overlap)
         self._loop = RolloutLoop(
             envs,
             self._policy_set.router,
@@ -261,9 +263,13 @@ class Collector(ProcessBound, StatefulCollector, BatchSource):
             explore=explore,
             overlap=overlap,
             callback_list=self._callback_list,
-            random_steps=self._random_steps(random_steps),
+            random_steps=random,
             log=self._policy_set.log,
+            scheduler=scheduler,
         )
+        if scheduler is not None:
+            scheduler.loop = self._loop
+        self._answers = scheduler
         self._batch_builder = BatchBuilder(
             self._current,
             self._runners,
@@ -367,6 +373,7 @@ class Collector(ProcessBound, StatefulCollector, BatchSource):
                 loop.scheduler.check_alone()
             self._policy_set.drop_retired()
             needed = partial(self._batch_builder.envs_needed, goal)
+            loop.scheduler.goal = goal
             loop.begin_call(needed, self._batch_builder.steps_of_all(goal))
             while loop.steps_left or needed() or loop.scheduler.is_in_a_round:
                 if is_stopped is not None and is_stopped():
@@ -482,7 +489,8 @@ class Collector(ProcessBound, StatefulCollector, BatchSource):
             StateError: Called by a callback in the middle of a step.
         """
         self._check_process("updating()")
-        return self._update_lock.updating()
+        updating = self._update_lock.updating()
+        return updating if self._answers is None else _after(updating, self._answers.wait_for_requests)
 
     # --- reset
 
@@ -722,6 +730,14 @@ class Collector(ProcessBound, StatefulCollector, BatchSource):
     def _seed_of(self, purpose: int, number: int) -> int:
         stream = np.random.SeedSequence(self._entropy, spawn_key=(purpose, number))
         return int(stream.generate_state(1, np.uint64)[0])
+
+
+@contextmanager
+def _after(context: AbstractContextManager[None], wait: Callable[[], object]) -> Iterator[None]:
+    """Enter a context, then wait for something."""
+    with context:
+        wait()
+        yield
 
 
 class EvaluationCollector(Collector):

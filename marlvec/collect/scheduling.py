@@ -243,6 +243,7 @@ class LockstepScheduler(Saved):
         # Whether rows were requested and not yet received. True after an interrupted `receive`, which may be called
         # again: nothing was lost.
         self.is_waiting = False
+        self.goal: object = None  # of the batch that the next call collects
 
     def check_alone(self) -> None:
         """Raise `EnvsDriven` if other code drove the envs since this object did; so do sending and receiving."""
@@ -262,6 +263,11 @@ class LockstepScheduler(Saved):
     def all_go_together(self) -> bool:
         """Whether each round is one step of all envs, and all have replied."""
         return not self._overlap and not self._num_away and len(self._going) == len(self.all_ids)
+
+    @property
+    def order_N(self) -> NDArray[np.int64]:
+        """Finished episodes are in order of this and the env."""
+        return self.round_N
 
     @property
     def is_on_the_way(self) -> bool:
