@@ -6,10 +6,12 @@
 from __future__ import annotations
 
 import warnings
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import wait
-from queue import SimpleQueue
+from itertools import accumulate
+from operator import attrgetter
 from time import monotonic
 from typing import Any, Literal
 
@@ -25,7 +27,7 @@ from marlvec.collect.scheduling import EnvsNeeded, EnvStep, LockstepScheduler
 from marlvec.connectors import Rows
 from marlvec.errors import ContractWarning
 from marlvec.policies import AnswerLimit, AsyncPolicy, Policy, PolicyOutput
-from marlvec.policies.answers import Request, Row, ask_all, gather, wait_for
+from marlvec.policies.answers import Finished, Request, Row, ask_all, gather, wait_for
 from marlvec.policies.policy_map import asynchronous
 from marlvec.trees import Tree
 from marlvec.vector.calls import is_interrupt
@@ -145,7 +147,7 @@ class AsyncScheduler(LockstepScheduler):
         self._answered: set[int] = set()  # envs that may be sent to
         self._waiting: dict[AnswerLimit, deque[Request]] = {}  # not sent yet
         self._flying: dict[Request, None] = {}  # sent, in order
-        self._finished: SimpleQueue[Request | None] = SimpleQueue()
+        self._finished = Finished()
         self._held: IntArray | None = None  # were due, and not sent to: policies and connectors may have answered them
 
     # --- batches
@@ -221,16 +223,15 @@ class AsyncScheduler(LockstepScheduler):
             return
         n, going = len(self.all_ids), self._going
         keys = numbers * n + self.all_ids  # in order of games
-        ends = np.array([episode.round * n + episode.env_id for episode in finished], np.int64)
-        sums = np.cumsum([0, *(getattr(episode, self._unit) for episode in finished)])
+        sums = list(accumulate(map(attrgetter(self._unit), finished), initial=0))
         first = int(keys[going].min()) if len(going) else np.iinfo(np.int64).max
-        self._whole = bool(sums[np.searchsorted(ends, first)] >= self._amount)
+        self._whole = sums[bisect_left(finished, divmod(first, n))] >= self._amount
         amount = self._amount * (_AHEAD if self._ahead else 1)
 
         def before(key: int) -> int:
             """The least that games before this one bring: an unfinished one brings 1."""
             unfinished = np.maximum(0, -(-(key - going) // n) - numbers[going])
-            return int(sums[np.searchsorted(ends, key)] + unfinished.sum())
+            return int(sums[bisect_left(finished, divmod(key, n))] + unfinished.sum())
 
         self._allowed_games_N[:] = False
         if len(going):

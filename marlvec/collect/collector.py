@@ -710,6 +710,7 @@ class Collector(ProcessBound, StatefulCollector, BatchSource):
                 action_connectors=chains[1],
                 policies_to_train=(),
                 callbacks=[{"on_episode_end": lambda _, record: quotas.note(record)}],
+                overlap=self._answers is not None,  # who wins does not depend on which answers come first
                 explore=explore,
                 seed=seed,
             )
@@ -717,6 +718,8 @@ class Collector(ProcessBound, StatefulCollector, BatchSource):
         while (wanted := quotas.wanted(inner._loop.living)).any():
             inner._loop.scheduler.rest(~wanted)
             inner.collect(env_steps=_EVALUATION_ROUNDS * int(wanted.sum()))
+        if inner._answers is not None:
+            inner._answers.cancel_requests()
         played = {name for record in quotas.records for name in record.policies}
         versions = {name: policy.version for name, policy in inner.policies.items() if name in played}
         lost = inner.metrics.episodes_faulty + inner.metrics.episodes_restarted

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from queue import Empty, SimpleQueue
@@ -28,8 +29,8 @@ LOOK_AGAIN = 1.0  # seconds
 class Limit(Protocol):
     """`AnswerLimit`, which see."""
 
-    def enter(self, request: Request, wake: _Wake, /) -> bool: ...
-    def leave(self, request: Request, own: _Wake | None = None, /) -> None: ...
+    def enter(self, request: Request, wake: Callable[[], object], /) -> bool: ...
+    def leave(self, request: Request, own: Callable[[], object] | None = None, /) -> None: ...
 
 
 class Asked(Protocol):
@@ -94,23 +95,29 @@ def _plain(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else value
 
 
+class Finished:
+    """Queue of requests that are done, for the one thread that waits for them; None: there may be room for another."""
+
+    __slots__ = ("get", "get_nowait", "put")
+
+    def __init__(self) -> None:
+        queue: SimpleQueue[Request | None] = SimpleQueue()
+        self.put, self.get, self.get_nowait = queue.put, queue.get, queue.get_nowait
+
+    def wake(self) -> None:
+        """Wake that thread up."""
+        self.put(None)
+
+
 class Request:
     """One request: open until its answer has come, has failed, or is no longer wanted."""
 
     __slots__ = (
-        "deadline",
-        "error",
-        "future",
-        "is_done",
-        "is_open",
-        "key",
-        "lane",
-        "policy",
-        "row",
-        "runner",
-        "value",
-        "version",
+        *("deadline", "error", "finished", "future", "is_done", "is_open", "key", "lane", "policy", "row", "runner"),
+        *("value", "version"),
     )
+
+    finished: Finished
 
     def __init__(self, policy: Asked, row: Row, *, key: Any = None, runner: Any = None, lane: int = -1) -> None:
         self.policy, self.row, self.key, self.runner, self.lane = policy, row, key, runner, lane
@@ -122,32 +129,30 @@ class Request:
         self.version = 0  # the policy's when it was sent
         self.error: BaseException | None = None
 
-    def send(self, finished: SimpleQueue[Request | None], version: int) -> bool:
-        """Send it, if the policy's limit allows one more; then it comes into ``finished``, or None once there is room.
+    def send(self, finished: Finished, version: int) -> bool:
+        """Send it, if the policy's limit allows one more; once done it is in ``finished``.
 
         An error of the policy's ``ask`` is the request's.
         """
-        policy, wake = self.policy, _Wake(finished)
-        if not policy.limit.enter(self, wake):
+        policy = self.policy
+        if not policy.limit.enter(self, finished.wake):
             return False
-        self.version = version
+        self.version, self.finished = version, finished
         timeout = policy.answer_timeout
         self.deadline = None if timeout is None else monotonic() + timeout
         try:
-            future = policy.ask(self.row)
+            self.future = future = policy.ask(self.row)
             if not hasattr(future, "add_done_callback"):
                 raise ContractError(f"ask() must return a Future, got {type(future).__name__}")
         except Exception as error:
-            future = Future()
+            self.future = future = Future()
             future.set_exception(error)
-        self.future = future
-
-        def done(_: Future[Any]) -> None:
-            policy.limit.leave(self, wake)
-            finished.put(self)
-
-        future.add_done_callback(done)
+        future.add_done_callback(self._done)
         return True
+
+    def _done(self, _: Future[Any]) -> None:
+        self.policy.limit.leave(self, self.finished.wake)
+        self.finished.put(self)
 
     def take(self) -> None:
         """Take the answer of a future that is done; sets ``value`` or ``error``."""
@@ -173,25 +178,7 @@ class Request:
         self.policy.limit.leave(self)
 
 
-class _Wake:
-    """Wakes up the thread that takes from a queue; equal for one queue, so that it waits in a limit once."""
-
-    __slots__ = ("_finished",)
-
-    def __init__(self, finished: SimpleQueue[Request | None]) -> None:
-        self._finished = finished
-
-    def __call__(self) -> None:
-        self._finished.put(None)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Wake) and other._finished is self._finished
-
-    def __hash__(self) -> int:
-        return id(self._finished)
-
-
-def wait_for(finished: SimpleQueue[Request | None], flying: Iterable[Request]) -> list[Request]:
+def wait_for(finished: Finished, flying: Iterable[Request]) -> list[Request]:
     """Wait until requests have come back, are late, or there may be room for another one; return the former two."""
     deadlines = [request.deadline for request in flying if request.deadline is not None]
     timeout = LOOK_AGAIN if not deadlines else min(LOOK_AGAIN, max(0.0, min(deadlines) - monotonic()))
@@ -219,7 +206,7 @@ def ask_all(policy: Asked, rows: Rows, places: Iterable[int], *, explore: bool) 
 
     A failed answer raises, once all others are cancelled, or is the fallback.
     """
-    finished: SimpleQueue[Request | None] = SimpleQueue()
+    finished = Finished()
     requests = [Request(policy, Row(rows, i, policy.answer_seed, explore=explore)) for i in places]
     waiting, flying = list(reversed(requests)), dict[Request, None]()
     try:
@@ -300,12 +287,14 @@ def _objects(values: Sequence[Any]) -> np.ndarray[Any, Any]:
 _lock = threading.Lock()
 _loop: asyncio.AbstractEventLoop | None = None
 _tasks: set[asyncio.Task[None]] = set()  # a loop holds its tasks weakly
+_to_start: deque[tuple[Callable[[Row], Coroutine[Any, Any, Any]], Row, Future[Any]]] = deque()
+_is_called = False  # whether the loop was told to look there
 _pid = 0  # of the process whose thread runs the loop
 
 
 def _event_loop() -> asyncio.AbstractEventLoop:
     """The loop, in a thread that ends with the process; a forked child starts another one."""
-    global _loop, _pid
+    global _loop, _pid, _is_called
     if _loop is not None and _pid == os.getpid():
         return _loop
     with _lock:
@@ -313,16 +302,29 @@ def _event_loop() -> asyncio.AbstractEventLoop:
             loop = asyncio.new_event_loop()
             threading.Thread(target=loop.run_forever, name="marlvec-answers", daemon=True).start()
             _tasks.clear()
+            _to_start.clear()
+            _is_called = False
             _loop, _pid = loop, os.getpid()
     return _loop
 
 
 def run_later(answer: Callable[[Row], Coroutine[Any, Any, Any]], row: Row) -> Future[Any]:
     """Run ``answer(row)`` in the event loop; a cancelled future cancels it."""
+    global _is_called
     future: Future[Any] = Future()
     loop = _event_loop()
-    loop.call_soon_threadsafe(_start, loop, answer, row, future)
+    _to_start.append((answer, row, future))
+    if not _is_called:  # one wake-up call for all that come until the loop looks: it costs more than an answer
+        _is_called = True
+        loop.call_soon_threadsafe(_start_all, loop)
     return future
+
+
+def _start_all(loop: asyncio.AbstractEventLoop) -> None:
+    global _is_called
+    _is_called = False  # first: what comes from now on calls again
+    while _to_start:
+        _start(loop, *_to_start.popleft())
 
 
 def _start(
