@@ -102,7 +102,7 @@ def by_hand(num_envs: int, server: Server) -> tuple[float, float, float]:
     while True:
         while waiting and len(flying) < IN_FLIGHT and asked < ANSWERS:
             env_id, asked = waiting.popleft(), asked + 1
-            flying[env_id] = run_later(server.answer, None)
+            flying[env_id] = run_later(server, server.answer, None)
             flying[env_id].add_done_callback(lambda _, env_id=env_id: come.put(env_id))
         if not flying:
             break

@@ -402,9 +402,8 @@ class AsyncScheduler(LockstepScheduler):
     def wait_for_requests(self) -> None:
         """Wait until no request is under way; answers are kept."""
         for request in tuple(self._flying):
-            if request.future is not None and request.is_open:
-                timeout = None if request.deadline is None else max(0.0, request.deadline - monotonic())
-                wait([request.future], timeout)
+            if (future := request.future) is not None:
+                wait([future], None if request.deadline is None else max(0.0, request.deadline - monotonic()))
 
     def _forget(self, env_ids: IntArray | None) -> None:
         """Cancel requests of these envs, and drop their answers."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import Future
@@ -152,18 +153,20 @@ class Request:
 
     def _done(self, _: Future[Any]) -> None:
         self.policy.limit.leave(self, self.finished.wake)
-        self.finished.put(self)
+        if self.is_open:
+            self.finished.put(self)
 
     def take(self) -> None:
         """Take the answer of a future that is done; sets ``value`` or ``error``."""
-        assert self.future is not None
+        future, self.future = self.future, None  # which has this object among its callbacks
+        assert future is not None
         self.is_open = False
-        if self.future.cancelled():
+        if future.cancelled():
             self.error = ContractError("the request was cancelled by the policy's own code")
             return
-        self.error = self.future.exception()
+        self.error = future.exception()
         if self.error is None:
-            self.value, self.is_done = self.future.result(), True
+            self.value, self.is_done = future.result(), True
 
     def expire(self) -> None:
         """Cancel it, and count its answer as late."""
@@ -173,8 +176,9 @@ class Request:
     def cancel(self) -> None:
         """Cancel it, where that is possible, and make room for another one."""
         self.is_open = False
-        if self.future is not None:
-            self.future.cancel()
+        future, self.future = self.future, None
+        if future is not None:
+            future.cancel()
         self.policy.limit.leave(self)
 
 
@@ -284,40 +288,66 @@ def _objects(values: Sequence[Any]) -> np.ndarray[Any, Any]:
 
 # --- the event loop of async answers
 
-_lock = threading.Lock()
+Answer = Callable[[Row], Coroutine[Any, Any, Any]]
+
+_lock = threading.RLock()  # garbage may be collected inside, and policies are
 _loop: asyncio.AbstractEventLoop | None = None
+_users: set[int] = set()  # ids of the objects whose answers run in it; it ends with the last one
+_pid = 0  # of the process that it runs in
 _tasks: set[asyncio.Task[None]] = set()  # a loop holds its tasks weakly
-_to_start: deque[tuple[Callable[[Row], Coroutine[Any, Any, Any]], Row, Future[Any]]] = deque()
+_to_start: deque[tuple[Answer, Row, Future[Any]]] = deque()
 _is_called = False  # whether the loop was told to look there
-_pid = 0  # of the process whose thread runs the loop
 
 
-def _event_loop() -> asyncio.AbstractEventLoop:
-    """The loop, in a thread that ends with the process; a forked child starts another one."""
-    global _loop, _pid, _is_called
-    if _loop is not None and _pid == os.getpid():
-        return _loop
-    with _lock:
-        if _loop is None or _pid != os.getpid():
-            loop = asyncio.new_event_loop()
-            threading.Thread(target=loop.run_forever, name="marlvec-answers", daemon=True).start()
-            _tasks.clear()
-            _to_start.clear()
-            _is_called = False
-            _loop, _pid = loop, os.getpid()
-    return _loop
+def run_later(owner: object, answer: Answer, row: Row) -> Future[Any]:
+    """Run ``answer(row)`` in the event loop; a cancelled future cancels it.
 
-
-def run_later(answer: Callable[[Row], Coroutine[Any, Any, Any]], row: Row) -> Future[Any]:
-    """Run ``answer(row)`` in the event loop; a cancelled future cancels it."""
+    The loop runs in a thread of its own, as long as one of the owners exists.
+    """
     global _is_called
+    loop = _loop
+    if loop is None or id(owner) not in _users or _pid != os.getpid():
+        loop = _join(owner)
     future: Future[Any] = Future()
-    loop = _event_loop()
     _to_start.append((answer, row, future))
     if not _is_called:  # one wake-up call for all that come until the loop looks: it costs more than an answer
         _is_called = True
         loop.call_soon_threadsafe(_start_all, loop)
     return future
+
+
+def _join(owner: object) -> asyncio.AbstractEventLoop:
+    global _loop, _pid, _is_called
+    with _lock:
+        if _pid != os.getpid():  # a forked child, without the thread
+            _loop = None
+            _users.clear()
+        if id(owner) not in _users:
+            _users.add(id(owner))
+            weakref.finalize(owner, _leave, id(owner), os.getpid()).atexit = False
+        if _loop is None:
+            _tasks.clear()
+            _to_start.clear()
+            _loop, _pid, _is_called = asyncio.new_event_loop(), os.getpid(), False
+            threading.Thread(target=_run, args=(_loop,), name="marlvec-answers", daemon=True).start()
+        return _loop
+
+
+def _leave(key: int, pid: int) -> None:
+    global _loop
+    with _lock:
+        _users.discard(key)
+        if not _users and _loop is not None and pid == _pid == os.getpid():
+            _loop.call_soon_threadsafe(_loop.stop)
+            _loop = None
+
+
+def _run(loop: asyncio.AbstractEventLoop) -> None:
+    try:
+        loop.run_forever()
+    finally:
+        loop.run_until_complete(loop.shutdown_asyncgens())
+        loop.close()
 
 
 def _start_all(loop: asyncio.AbstractEventLoop) -> None:
@@ -327,9 +357,7 @@ def _start_all(loop: asyncio.AbstractEventLoop) -> None:
         _start(loop, *_to_start.popleft())
 
 
-def _start(
-    loop: asyncio.AbstractEventLoop, answer: Callable[[Row], Coroutine[Any, Any, Any]], row: Row, future: Future[Any]
-) -> None:
+def _start(loop: asyncio.AbstractEventLoop, answer: Answer, row: Row, future: Future[Any]) -> None:
     if future.cancelled():
         return
     task = loop.create_task(_answer(answer, row, future))
@@ -343,7 +371,7 @@ def _start(
     future.add_done_callback(stop)
 
 
-async def _answer(answer: Callable[[Row], Coroutine[Any, Any, Any]], row: Row, future: Future[Any]) -> None:
+async def _answer(answer: Answer, row: Row, future: Future[Any]) -> None:
     value, error = None, None
     try:
         value = await answer(row)

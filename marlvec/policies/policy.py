@@ -273,9 +273,9 @@ class AsyncPolicy(Policy):
         from marlvec.policies.answers import run_later  # asyncio takes its time, and others need not load it
 
         if self._way is None:
-            return run_later(self.answer, row)
+            return run_later(self, self.answer, row)
         is_answer, function = self._way
-        future: Future[Any] = run_later(function, row) if is_answer else function(row)
+        future: Future[Any] = run_later(self, function, row) if is_answer else function(row)
         return future
 
     async def answer(self, row: Any) -> Any:
