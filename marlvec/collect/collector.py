@@ -164,6 +164,7 @@ class Collector(ProcessBound, StatefulCollector, BatchSource):
             Batches are equal bit for bit if policies and connectors answer each row independently. With one random
             stream for all rows, or running statistics, rows come in another, repeatable order. Callbacks receive half
             of the envs at a time.
+            With asynchronous policies: whether envs go on while a batch is completed, at most one batch ahead.
         random_steps: The first env steps, this many, use uniformly random legal actions, equally many in every env.
             Only recurrent policies are called, for their state (see `RnnState`). Their rows have ``off_policy`` set,
             and the policies' other columns are meaningless (NaN, 0).
@@ -483,7 +484,7 @@ class Collector(ProcessBound, StatefulCollector, BatchSource):
 
         Entering waits for the end of the step in progress; the collecting thread (see `background`) waits for the end
         of the block. So weights change only between two steps, and each row was decided by the weights of its
-        ``policy_version``. Change the version together with the weights.
+        ``policy_version``. Change the version together with the weights. Waits for requests of asynchronous policies.
 
         Raises:
             StateError: Called by a callback in the middle of a step.
