@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, Self
@@ -164,6 +164,7 @@ class Collector(ProcessBound, StatefulCollector, BatchSource):
             Batches are equal bit for bit if policies and connectors answer each row independently. With one random
             stream for all rows, or running statistics, rows come in another, repeatable order. Callbacks receive half
             of the envs at a time.
+            With asynchronous policies: whether envs go on while a batch is completed, at most one batch ahead.
         random_steps: The first env steps, this many, use uniformly random legal actions, equally many in every env.
             Only recurrent policies are called, for their state (see `RnnState`). Their rows have ``off_policy`` set,
             and the policies' other columns are meaningless (NaN, 0).
@@ -251,6 +252,8 @@ class Collector(ProcessBound, StatefulCollector, BatchSource):
         self.metrics = Metrics(envs.agents, ids, window=window, current=self._current)
         complete = batch_mode == "complete"
         self._callback_list = CallbackList(callbacks, envs, self.metrics)
+        random = self._random_steps(random_steps)
+        scheduler = self._policy_set.scheduler(self._current, random.note, complete=complete, overlap=overlap)
         self._loop = RolloutLoop(
             envs,
             self._policy_set.router,
@@ -261,9 +264,13 @@ class Collector(ProcessBound, StatefulCollector, BatchSource):
             explore=explore,
             overlap=overlap,
             callback_list=self._callback_list,
-            random_steps=self._random_steps(random_steps),
+            random_steps=random,
             log=self._policy_set.log,
+            scheduler=scheduler,
         )
+        if scheduler is not None:
+            scheduler.loop = self._loop
+        self._answers = scheduler
         self._batch_builder = BatchBuilder(
             self._current,
             self._runners,
@@ -367,6 +374,7 @@ class Collector(ProcessBound, StatefulCollector, BatchSource):
                 loop.scheduler.check_alone()
             self._policy_set.drop_retired()
             needed = partial(self._batch_builder.envs_needed, goal)
+            loop.scheduler.goal = goal
             loop.begin_call(needed, self._batch_builder.steps_of_all(goal))
             while loop.steps_left or needed() or loop.scheduler.is_in_a_round:
                 if is_stopped is not None and is_stopped():
@@ -478,13 +486,14 @@ class Collector(ProcessBound, StatefulCollector, BatchSource):
 
         Entering waits for the end of the step in progress; the collecting thread (see `background`) waits for the end
         of the block. So weights change only between two steps, and each row was decided by the weights of its
-        ``policy_version``. Change the version together with the weights.
+        ``policy_version``. Change the version together with the weights. Waits for requests of asynchronous policies.
 
         Raises:
             StateError: Called by a callback in the middle of a step.
         """
         self._check_process("updating()")
-        return self._update_lock.updating()
+        updating = self._update_lock.updating()
+        return updating if self._answers is None else _after(updating, self._answers.wait_for_requests)
 
     # --- reset
 
@@ -704,6 +713,7 @@ class Collector(ProcessBound, StatefulCollector, BatchSource):
                 action_connectors=chains[1],
                 policies_to_train=(),
                 callbacks=[{"on_episode_end": lambda _, record: quotas.note(record)}],
+                overlap=self._answers is not None,  # who wins does not depend on which answers come first
                 explore=explore,
                 seed=seed,
             )
@@ -711,6 +721,8 @@ class Collector(ProcessBound, StatefulCollector, BatchSource):
         while (wanted := quotas.wanted(inner._loop.living)).any():
             inner._loop.scheduler.rest(~wanted)
             inner.collect(env_steps=_EVALUATION_ROUNDS * int(wanted.sum()))
+        if inner._answers is not None:
+            inner._answers.cancel_requests()
         played = {name for record in quotas.records for name in record.policies}
         versions = {name: policy.version for name, policy in inner.policies.items() if name in played}
         lost = inner.metrics.episodes_faulty + inner.metrics.episodes_restarted
@@ -724,6 +736,14 @@ class Collector(ProcessBound, StatefulCollector, BatchSource):
     def _seed_of(self, purpose: int, number: int) -> int:
         stream = np.random.SeedSequence(self._entropy, spawn_key=(purpose, number))
         return int(stream.generate_state(1, np.uint64)[0])
+
+
+@contextmanager
+def _after(context: AbstractContextManager[None], wait: Callable[[], object]) -> Iterator[None]:
+    """Enter a context, then wait for something."""
+    with context:
+        wait()
+        yield
 
 
 class EvaluationCollector(Collector):

@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping, Sequence
 from contextlib import suppress
 from operator import attrgetter
-from typing import Any, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 from weakref import ref
 
 import numpy as np
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from marlvec.collect.columns import ColumnForms, ColumnSpecs, columns_from, plain_columns, plain_rows, rows_from
 from marlvec.collect.episodes import EpisodeTracker
+from marlvec.collect.metrics import CurrentState
 from marlvec.collect.policy_runner import GroupActions, PolicyAnswer, PolicyRunner, Selection
 from marlvec.collect.row_log import RowLog
 from marlvec.collect.rows import UNREAD, PolicyPart
@@ -23,11 +24,14 @@ from marlvec.connectors.pipeline import with_inner
 from marlvec.envs.spec import AgentGroup
 from marlvec.errors import ArgumentError, ContractError, StateError
 from marlvec.policies import Policy, PolicyLike, PolicyMap, as_policy
-from marlvec.policies.policy_map import policy_or_make
+from marlvec.policies.policy_map import asynchronous, policy_or_make
 from marlvec.serialization.saved import State, array_field, check_fields, flag_field, number_field
 from marlvec.serialization.values import array_from, plain_array
 from marlvec.trees import Tree
 from marlvec.vector.vector_env import VectorEnv
+
+if TYPE_CHECKING:
+    from marlvec.collect.async_policies import AsyncScheduler
 
 AnyArray = NDArray[Any]
 IntArray = NDArray[np.int64]
@@ -652,11 +656,29 @@ class PolicySet:
         a = self._envs.agent_num
         before, behind, learner = (found[name] for found in self.pipelines)
         number, self._count = self._count, self._count + 1
-        runner = PolicyRunner(number, name, self.policies, before, behind, learner, a, self.log)
+        kind = PolicyRunner
+        if self._is_async(name):
+            from marlvec.collect.async_policies import AsyncRunner as kind  # here: it loads asyncio
+        runner = kind(number, name, self.policies, before, behind, learner, a, self.log)
         runner.run_mark = self._run_mark
         runner.seed_number, self.seed_count = self.seed_count, self.seed_count + 1
         self.runners[number] = runner
         return runner
+
+    def _is_async(self, name: str) -> bool:
+        policies = self.policies
+        policy = policies.given(name) if isinstance(policies, PolicyMap) else policies[name]
+        return asynchronous(policy) is not None
+
+    def scheduler(
+        self, current: CurrentState, note_random: Callable[[PolicyRunner, PolicyPart], object], **settings: bool
+    ) -> AsyncScheduler | None:
+        """Return a scheduler that requests answers; None: no policy is asynchronous, or simulators drive the envs."""
+        if not self._envs.lockstep or not any(map(self._is_async, self.policies)):
+            return None
+        from marlvec.collect.async_policies import AsyncScheduler  # here: it loads asyncio
+
+        return AsyncScheduler(self._envs, self.runners, self._episodes, current, note_random=note_random, **settings)
 
     def find(self, policy_id: str) -> PolicyRunner:
         """Return the runner of a policy that was not removed; a `KeyError` lists those."""

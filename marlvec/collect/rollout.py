@@ -70,12 +70,13 @@ class RolloutLoop:
         callback_list: CallbackList,
         random_steps: RandomSteps,
         log: RowLog,
+        scheduler: LockstepScheduler | None = None,
     ) -> None:
         self._envs, self._router, self._episodes, self._metrics = envs, router, episodes, metrics
         self._runners, self._log = router.runners, log
         self._keep_finished = keep_finished
         self._ended_agents = EndedAgents(envs.num_envs, envs.agents)
-        self.scheduler = scheduler_for(envs, overlap=overlap)
+        self.scheduler = scheduler_for(envs, overlap=overlap) if scheduler is None else scheduler
         self._row_builder = RowBuilder(router, episodes, metrics, self.scheduler, copies=envs.copy)
         self._row_store = RowStore(log, router.runners, envs.num_envs, envs.agent_num)
         self._callback_list, self._random_steps = callback_list, random_steps
@@ -251,7 +252,7 @@ class RolloutLoop:
 
         return put
 
-    def restart_envs(self, env_ids: IntArray, seed: int) -> None:
+    def restart_envs(self, env_ids: IntArray, seed: int | None) -> None:
         """Lose what runs in these envs, as if they asked for it, and begin new episodes. After `EnvFault`: `start`."""
         env_ids = self.scheduler.of_living(env_ids)
         if not len(env_ids):
@@ -560,7 +561,7 @@ class RolloutLoop:
         if self._keep_finished:
             decisions = finished.lengths.sum(axis=1)
             counters.ended_agent_steps += int(decisions.sum())
-            columns = (self.scheduler.round_N[env_ids], env_ids, finished.eps_id, finished.length, decisions)
+            columns = (self.scheduler.order_N[env_ids], env_ids, finished.eps_id, finished.length, decisions)
             whole = map(WholeEpisode, *(column.tolist() for column in columns))
             self._finished = tuple(sorted(chain(self._finished, whole)))
         self.scheduler.leave_out_masked(env_step)

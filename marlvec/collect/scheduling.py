@@ -244,6 +244,7 @@ class LockstepScheduler(Saved):
         # Whether rows were requested and not yet received. True after an interrupted `receive`, which may be called
         # again: nothing was lost.
         self.is_waiting = False
+        self.goal: object = None  # of the batch that the next call collects
 
     def check_alone(self) -> None:
         """Raise `EnvsDriven` if other code drove the envs since this object did; so do sending and receiving."""
@@ -265,6 +266,11 @@ class LockstepScheduler(Saved):
         return not self._overlap and not self._num_away and len(self._going) == len(self.all_ids)
 
     @property
+    def order_N(self) -> NDArray[np.int64]:
+        """Finished episodes are in order of this and the env."""
+        return self.round_N
+
+    @property
     def is_on_the_way(self) -> bool:
         """Whether a reply is pending."""
         return self._num_away > 0
@@ -276,7 +282,7 @@ class LockstepScheduler(Saved):
 
     def rounds(self, env_id: IntArray) -> IntArray | int:
         """Return the round that rows of these envs come in: of all, or (n,) of each."""
-        if not self._overlap and not self._num_away and len(self._going) == len(self.all_ids):
+        if self.all_go_together:
             return self._open
         found: IntArray = self.round_N[env_id]
         return found
@@ -518,11 +524,6 @@ class OnDemandScheduler(LockstepScheduler):
     def all_go_together(self) -> bool:
         """False: each env steps independently."""
         return False
-
-    def rounds(self, env_id: IntArray) -> IntArray | int:
-        """Return the arrival that each row belongs to, (n,)."""
-        found: IntArray = self.round_N[env_id]
-        return found
 
     @property
     def is_on_the_way(self) -> bool:

@@ -7,6 +7,8 @@ and returns actions before the action connectors.
 from marlvec.policies.checkpoint import PolicyCheckpoint, load_checkpoint, load_policy, save_checkpoint, save_policy
 from marlvec.policies.policy import (
     Acts,
+    AnswerLimit,
+    AsyncPolicy,
     FunctionPolicy,
     ObjectPolicy,
     Policy,
@@ -20,6 +22,8 @@ from marlvec.policies.simple import Memory, RandomPolicy, Script, ScriptedPolicy
 
 __all__ = [
     "Acts",
+    "AnswerLimit",
+    "AsyncPolicy",
     "FunctionPolicy",
     "Memory",
     "ObjectPolicy",

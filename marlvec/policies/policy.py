@@ -7,15 +7,18 @@ import inspect
 import threading
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from collections.abc import Callable, Hashable, Mapping
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from gymnasium.spaces import Space
 
-from marlvec.arguments import signature_of
+from marlvec.arguments import count_from, signature_of
 from marlvec.connectors.rows import Rows
 from marlvec.errors import ArgumentError
 from marlvec.trees import Tree
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
 PolicyOutput = Tree | tuple[Tree, Mapping[str, Tree]]
 """Actions (n, …), a tree in the shape of the action space; or actions and a dict of further columns (n, …)."""
@@ -140,6 +143,182 @@ def _for_rows_alone(act: Callable[..., PolicyOutput]) -> Callable[..., PolicyOut
     return act_on_rows
 
 
+class AnswerLimit:
+    """How many requests of asynchronous policies may be under way at a time: one limit for all policies that get it.
+
+    Copies of a policy share its limit.
+
+    Args:
+        max_in_flight: The number, at least 1.
+
+    Raises:
+        ArgumentError: It is not positive.
+    """
+
+    def __init__(self, max_in_flight: int) -> None:
+        self.max_in_flight = count_from(max_in_flight, f"max_in_flight={max_in_flight!r}")
+        self._lock = threading.Lock()
+        self._inside: set[Hashable] = set()
+        self._waiting: set[Callable[[], object]] = set()
+
+    def enter(self, request: Hashable, wake: Callable[[], object]) -> bool:
+        """Count a request as under way, if there is room; else ``wake`` is called, once, when a request has left."""
+        with self._lock:
+            if len(self._inside) < self.max_in_flight:
+                self._inside.add(request)
+                return True
+            self._waiting.add(wake)
+            return False
+
+    def leave(self, request: Hashable, own: Callable[[], object] | None = None) -> None:
+        """Count a request as under way no longer; may be called again, from any thread. ``own`` is not called."""
+        with self._lock:
+            self._inside.discard(request)
+            if not self._waiting:
+                return
+            waiting, self._waiting = self._waiting, set()
+            waiting.discard(own)
+        for wake in waiting:
+            wake()
+
+    def __deepcopy__(self, memo: object) -> AnswerLimit:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return AnswerLimit, (self.max_in_flight,)
+
+    def __repr__(self) -> str:
+        return f"AnswerLimit({self.max_in_flight})"
+
+
+class AsyncPolicy(Policy):
+    """A policy that answers row by row, slowly, many rows at a time: a client of a model server, for example.
+
+    A collector requests an answer for each acting agent, and each env continues as soon as its own answers are there.
+    Derive from this class and define ``async def answer(self, row)`` or ``ask(self, row)``; or pass a function. In a
+    collector without asynchronous scheduling, `act` waits for the answers to all its rows.
+
+    A row has the columns of `Policy.act` without the first axis (``row.obs``, ``row.action_mask``, ...), ``row.seed``,
+    an int below 2**31 that follows from the collector's seed, the policy, the episode, the agent and ``t``, and
+    ``row.explore``. An answer is an action, or ``(action, columns)``. Answers do not depend on the order of requests if
+    they depend on the row alone.
+
+    Args:
+        answer: ``async def answer(row)``, run in an event loop in a thread of its own, the same for all policies; or
+            ``ask(row)``, called by the collecting thread, which returns a `concurrent.futures.Future` at once; or an
+            object with a method of one of these names. None: the class defines one.
+        max_in_flight: Most requests under way at a time, or an `AnswerLimit` that several policies share.
+        answer_timeout: Seconds for an answer; a later one has failed. None: no limit.
+        on_failure: If an answer raises or is late: ``"raise"`` raises, and the next call of the collector requests it
+            again; ``"restart"`` loses the episode, and its env begins another one; ``"fallback"`` sends ``fallback``,
+            and the row has ``off_policy`` set.
+        fallback: An action of the policy's space.
+
+    Raises:
+        ArgumentError: An argument is wrong.
+
+    Attributes:
+        max_in_flight, answer_timeout, on_failure, fallback: As given.
+        failures: Number of answers that raised or were late.
+    """
+
+    max_in_flight: int | AnswerLimit = 16
+    answer_timeout: float | None = None
+    on_failure: Literal["raise", "restart", "fallback"] = "raise"
+    fallback: Any = None
+    failures = 0
+    answer_seed = 0
+    _way: tuple[bool, Any] | None = None  # whether it is an ``async def answer``, and the function
+    _limit: AnswerLimit | None = None
+
+    def __init__(self, answer: Any = None, **settings: Any) -> None:
+        if unknown := settings.keys() - set(_SETTINGS):
+            raise ArgumentError(f"AsyncPolicy(): unknown arguments {sorted(unknown)}; there are {list(_SETTINGS)}")
+        for name in _SETTINGS:
+            if answer is not None and hasattr(answer, name):
+                setattr(self, name, getattr(answer, name))
+        vars(self).update(settings)
+        self._way = None if answer is None else _way(answer)
+        if not (_is_overridden(self, "ask") or _is_overridden(self, "answer")) and not is_async(answer, called=True):
+            raise ArgumentError(
+                f"AsyncPolicy(): expected an async function of a row, a function of a row that returns a Future, or an "
+                f"object with a method answer(row) or ask(row), got {answer!r:.200}"
+            )
+        self.check_settings()
+
+    def check_settings(self) -> None:
+        """Raise `ArgumentError` if a setting is wrong."""
+        if self.on_failure not in ("raise", "restart", "fallback"):
+            raise ArgumentError(f"on_failure: expected 'raise', 'restart' or 'fallback', got {self.on_failure!r:.100}")
+        if self.on_failure == "fallback" and self.fallback is None:
+            raise ArgumentError("on_failure='fallback': expected an action in fallback, got None")
+        timeout = self.answer_timeout
+        if timeout is not None and not (isinstance(timeout, (int, float)) and timeout > 0):
+            raise ArgumentError(f"answer_timeout: expected seconds above 0, or None, got {timeout!r:.100}")
+        self.limit  # noqa: B018 # raises if it is not positive
+
+    @property
+    def limit(self) -> AnswerLimit:
+        """The limit of requests under way."""
+        if self._limit is None:
+            given = self.max_in_flight
+            self._limit = given if isinstance(given, AnswerLimit) else AnswerLimit(given)
+        return self._limit
+
+    def reseed(self, seed: int) -> None:
+        self.answer_seed = seed
+
+    def ask(self, row: Any) -> Future[Any]:
+        """Request an answer; return at once. Here: run `answer` in the event loop's thread."""
+        from marlvec.policies.answers import run_later  # asyncio takes its time, and others need not load it
+
+        if self._way is None:
+            return run_later(self, self.answer, row)
+        is_answer, function = self._way
+        future: Future[Any] = run_later(self, function, row) if is_answer else function(row)
+        return future
+
+    async def answer(self, row: Any) -> Any:
+        """Answer one row: an action, or ``(action, columns)``."""
+        raise NotImplementedError("define `async def answer(self, row)` or `ask(self, row)`")
+
+    def act(self, rows: Rows, *, explore: bool = True) -> PolicyOutput:
+        """Request answers for all rows, and wait for them."""
+        from marlvec.policies.answers import ask_all, gather
+
+        return gather(self, ask_all(self, rows, range(len(rows)), explore=explore))
+
+    def __repr__(self) -> str:
+        given = "" if self._way is None else getattr(self._way[1], "__qualname__", repr(self._way[1]))
+        return f"{type(self).__name__}({given})"
+
+
+_SETTINGS = ("max_in_flight", "answer_timeout", "on_failure", "fallback")
+
+
+def _is_overridden(policy: AsyncPolicy, name: str) -> bool:
+    return getattr(type(policy), name) is not getattr(AsyncPolicy, name)
+
+
+def _way(given: Any) -> tuple[bool, Any]:
+    if hasattr(given, "answer") or hasattr(given, "ask"):
+        is_answer = hasattr(given, "answer")
+        return is_answer, given.answer if is_answer else given.ask
+    return inspect.iscoroutinefunction(given) or inspect.iscoroutinefunction(type(given).__call__), given
+
+
+def is_async(given: Any, *, called: bool = False) -> bool:
+    """Return whether an object answers row by row: an async function, or with a method ``answer`` or ``ask``.
+
+    ``called``: also a function that returns futures.
+    """
+    if isinstance(given, type) or given is None:
+        return False
+    if inspect.iscoroutinefunction(given) or inspect.iscoroutinefunction(getattr(given, "answer", None)):
+        return True
+    return callable(getattr(given, "ask", None)) or (called and callable(given))
+
+
 class Acts(Protocol):
     """Anything with a method ``act(rows)``."""
 
@@ -257,14 +436,17 @@ def as_policy(given: PolicyLike, name: str = "policy", *, also: str = "") -> Pol
     """Convert anything that can be used as a policy to a policy.
 
     A `Policy` is returned unchanged. An object with a method ``act(rows)`` becomes an `ObjectPolicy`, the same one as
-    long as that is in use; a function of rows becomes a `FunctionPolicy`. ``name``, and further accepted types in
-    ``also``, are for messages.
+    long as that is in use; a function of rows becomes a `FunctionPolicy`; an ``async def`` function of a row, or an
+    object with a method ``answer(row)`` or ``ask(row)`` and none ``act``, an `AsyncPolicy`. ``name``, and further
+    accepted types in ``also``, are for messages.
 
     Raises:
         ArgumentError: It cannot be used as a policy; the message says what to pass instead.
     """
     if isinstance(given, Policy):
         return given
+    if not hasattr(given, "act") and is_async(given):
+        return AsyncPolicy(given)
     what = f"{name} must be a marlvec Policy, an object with a method act(rows), or a function of rows{also}; got"
     if isinstance(given, type):
         raise ArgumentError(f"{what} the class {given.__name__}: give an instance of it, {given.__name__}(...)")

@@ -24,7 +24,7 @@ from gymnasium.spaces import Space
 from marlvec.arguments import count_from, signature_of
 from marlvec.connectors import Pipeline, Rows
 from marlvec.errors import ArgumentError, CheckpointError, MarlvecError, ResourceError
-from marlvec.policies.policy import Policy, PolicyLike, PolicyOutput, as_policy
+from marlvec.policies.policy import AsyncPolicy, Policy, PolicyLike, PolicyOutput, as_policy
 from marlvec.serialization.archive import read_archive, write_archive
 from marlvec.serialization.atomic_file import FilePath
 from marlvec.serialization.values import decode, encode
@@ -125,6 +125,11 @@ class PolicyMap(MutableMapping[str, Policy]):
             self._entry(policy_id)
             self._forget(policy_id)
             del self._entries[policy_id]
+
+    def given(self, policy_id: str) -> Policy | None:
+        """Return a policy that was given as an object; None: a function builds it."""
+        entry = self._entry(policy_id)
+        return entry if isinstance(entry, Policy) else None
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._entries)
@@ -286,6 +291,11 @@ class PolicyCopy(Policy):
         self._policy: Policy | None = None
         self._setup: tuple[Space[Any], Space[Any], int] | None = None
 
+    @property
+    def made(self) -> Policy | None:
+        """The copy, once there is one."""
+        return self._policy
+
     def copy(self) -> Policy:
         """Copy the policy at the first call; return the copy."""
         if self._policy is None:
@@ -327,6 +337,15 @@ def copies_of(policies: Mapping[str, Policy]) -> dict[str, Policy]:
         for policy_copy in copies.values():
             policy_copy.copy()
     return dict(copies)
+
+
+def asynchronous(policy: Policy | None) -> AsyncPolicy | None:
+    """Return the asynchronous policy that a policy is, or stands for; None: it is another one."""
+    if isinstance(policy, PolicyCopy):
+        policy = policy.made
+    elif isinstance(policy, SharedPolicy):
+        policy = policy.host
+    return policy if isinstance(policy, AsyncPolicy) else None
 
 
 def eval_copies(pipelines: Mapping[str, P], num_envs: int) -> dict[str, P]:

@@ -45,6 +45,10 @@ def decide(rows: Rows) -> Any:
     return (rows["obs"][:, 3] * 7 + rows["obs"][:, 2]).astype(np.int64) % 5
 
 
+async def decide_row(row: Any) -> int:
+    return int(row.obs[3] * 7 + row.obs[2]) % 5
+
+
 def noop(rows: Rows) -> Any:
     return np.zeros(len(rows), np.int64)
 
@@ -427,6 +431,14 @@ SETTINGS: dict[str, Setting] = {
     ),
     "random steps": Setting(options={"random_steps": 10**6}, decides=False),
     "batches": Setting(amount={"env_steps": 2 * N, "total": 2 * N}),
+    **{
+        f"answers-{name}": Setting(backend, options={"policies": decide_row, **options})
+        for name, backend, options in [
+            ("truncate", "sync", {}),
+            ("as they come", "thread", {"overlap": True}),
+            ("complete", "sync", {"batch_mode": "complete", "overlap": True}),
+        ]
+    },
 }
 
 
