@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import difflib
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -66,7 +67,7 @@ def _of_space(space: Space[Any]) -> list[str]:
     try:
         return outline(encode(space, "a space"))
     except SerialisationError:  # one of the user's own
-        return [repr(space)]
+        return [re.sub(r" at 0x[0-9A-Fa-f]+", "", repr(space))]  # an address, where its class has no `__repr__`
 
 
 def describe_pipeline(pipeline: Pipeline[Any]) -> list[str]:

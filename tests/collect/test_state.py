@@ -10,12 +10,14 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+from gymnasium.spaces import Dict, Discrete, Space
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pettingzoo import ParallelEnv
 
 import marlvec
 from marlvec import Collector, external
@@ -405,6 +407,44 @@ def test_another_setting_of_a_connector_is_named() -> None:
             line.strip(" +-,") for line in said.splitlines() if line[:1] in "+-" and line[:3] not in ("+++", "---")
         ]
         assert sorted(changed) == ['"k": 2', '"k": 3']
+
+
+class Yes(Space[str]):
+    """One of a user's own, without a `__repr__`: that of `object` has an address."""
+
+    def contains(self, x: Any) -> bool:
+        return bool(x == "yes")
+
+    def sample(self, mask: Any = None, probability: Any = None) -> str:
+        return "yes"
+
+
+class Agreeing(ParallelEnv[str, Any, Any]):
+    """Says yes."""
+
+    metadata: ClassVar[dict[str, Any]] = {"name": "agreeing"}
+    possible_agents: ClassVar[list[str]] = ["a"]
+
+    def observation_space(self, agent: str) -> Any:
+        return Dict(said=Yes())
+
+    def action_space(self, agent: str) -> Any:
+        return Discrete(2)
+
+    def reset(self, seed: int | None = None, options: Any = None) -> Any:
+        self.agents = ["a"]
+        return {"a": {"said": "yes"}}, {"a": {}}
+
+    def step(self, actions: Any) -> Any:
+        return {"a": {"said": "yes"}}, {"a": 1.0}, {"a": False}, {"a": False}, {"a": {}}
+
+
+def test_an_own_space_without_a_repr_is_the_same_in_another_process() -> None:
+    collectors = [Collector(vectorize("sync", [Agreeing]), RandomPolicy(), seed=0) for _ in range(2)]
+    with collectors[0].envs, collectors[1].envs:
+        collectors[0].collect(env_steps=3)
+        collectors[1].set_state(collectors[0].get_state())
+        assert collectors[1].collect(env_steps=2)["main"]["obs"]["said"].tolist() == ["yes"] * 2
 
 
 # --- what `set_state` refuses, and what is left where it is refused or interrupted
