@@ -195,7 +195,8 @@ def wait_for(finished: Finished, flying: Iterable[Request]) -> list[Request]:
                 found.append(request)
             request = finished.get_nowait()
     except Empty:
-        pass
+        if not found and _to_start and (loop := _loop) is not None:  # Ctrl-C has come before it was told to look there
+            loop.call_soon_threadsafe(_start_all, loop)
     if deadlines:
         now = monotonic()
         late = [one for one in flying if one.deadline is not None and one.deadline <= now and one.is_open]

@@ -162,7 +162,15 @@ class AnswerLimit:
         self._waiting: set[Callable[[], object]] = set()
 
     def enter(self, request: Hashable, wake: Callable[[], object]) -> bool:
-        """Count a request as under way, if there is room; else ``wake`` is called, once, when a request has left."""
+        """Count a request as under way, if there is room.
+
+        Args:
+            request: The request.
+            wake: Called once, when another request has left, if there is no room.
+
+        Returns:
+            Whether there is room.
+        """
         with self._lock:
             if len(self._inside) < self.max_in_flight:
                 self._inside.add(request)
@@ -171,7 +179,12 @@ class AnswerLimit:
             return False
 
     def leave(self, request: Hashable, own: Callable[[], object] | None = None) -> None:
-        """Count a request as under way no longer; may be called again, from any thread. ``own`` is not called."""
+        """Count a request as under way no longer; may be called again, from any thread.
+
+        Args:
+            request: The request.
+            own: Not called, though it waits for room.
+        """
         with self._lock:
             self._inside.discard(request)
             if not self._waiting:
@@ -207,8 +220,9 @@ class AsyncPolicy(Policy):
         answer: ``async def answer(row)``, run in an event loop in a thread of its own, the same for all policies; or
             ``ask(row)``, called by the collecting thread, which returns a `concurrent.futures.Future` at once; or an
             object with a method of one of these names. None: the class defines one.
-        max_in_flight: Most requests under way at a time, or an `AnswerLimit` that several policies share.
-        answer_timeout: Seconds for an answer; a later one has failed. None: no limit.
+        max_in_flight: Most requests under way at a time, or an `AnswerLimit` that several policies share. This and the
+            others, if None: the attribute of this name of ``answer`` or the class.
+        answer_timeout: Seconds for an answer; a later one has failed.
         on_failure: If an answer raises or is late: ``"raise"`` raises, and the next call of the collector requests it
             again; ``"restart"`` loses the episode, and its env begins another one; ``"fallback"`` sends ``fallback``,
             and the row has ``off_policy`` set.
@@ -218,7 +232,7 @@ class AsyncPolicy(Policy):
         ArgumentError: An argument is wrong.
 
     Attributes:
-        max_in_flight, answer_timeout, on_failure, fallback: As given.
+        max_in_flight, answer_timeout, on_failure, fallback: As given; by default 16, None, ``"raise"``, None.
         failures: Number of answers that raised or were late.
     """
 
@@ -231,13 +245,21 @@ class AsyncPolicy(Policy):
     _way: tuple[bool, Any] | None = None  # whether it is an ``async def answer``, and the function
     _limit: AnswerLimit | None = None
 
-    def __init__(self, answer: Any = None, **settings: Any) -> None:
-        if unknown := settings.keys() - set(_SETTINGS):
-            raise ArgumentError(f"AsyncPolicy(): unknown arguments {sorted(unknown)}; there are {list(_SETTINGS)}")
-        for name in _SETTINGS:
-            if answer is not None and hasattr(answer, name):
+    def __init__(
+        self,
+        answer: Any = None,
+        *,
+        max_in_flight: int | AnswerLimit | None = None,
+        answer_timeout: float | None = None,
+        on_failure: Literal["raise", "restart", "fallback"] | None = None,
+        fallback: Any = None,
+    ) -> None:
+        given = (max_in_flight, answer_timeout, on_failure, fallback)
+        for name, value in zip(_SETTINGS, given, strict=True):
+            if value is not None:
+                setattr(self, name, value)
+            elif answer is not None and hasattr(answer, name):
                 setattr(self, name, getattr(answer, name))
-        vars(self).update(settings)
         self._way = None if answer is None else _way(answer)
         if not (_is_overridden(self, "ask") or _is_overridden(self, "answer")) and not is_async(answer, called=True):
             raise ArgumentError(
@@ -269,7 +291,14 @@ class AsyncPolicy(Policy):
         self.answer_seed = seed
 
     def ask(self, row: Any) -> Future[Any]:
-        """Request an answer; return at once. Here: run `answer` in the event loop's thread."""
+        """Request an answer; return at once. Here: run `answer` in the event loop's thread.
+
+        Args:
+            row: The row.
+
+        Returns:
+            A `concurrent.futures.Future` of an action, or of ``(action, columns)``.
+        """
         from marlvec.policies.answers import run_later  # asyncio takes its time, and others need not load it
 
         if self._way is None:
@@ -279,7 +308,14 @@ class AsyncPolicy(Policy):
         return future
 
     async def answer(self, row: Any) -> Any:
-        """Answer one row: an action, or ``(action, columns)``."""
+        """Answer one row.
+
+        Args:
+            row: The row.
+
+        Returns:
+            An action, or ``(action, columns)``.
+        """
         raise NotImplementedError("define `async def answer(self, row)` or `ask(self, row)`")
 
     def act(self, rows: Rows, *, explore: bool = True) -> PolicyOutput:
