@@ -8,6 +8,7 @@ import threading
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from gymnasium.spaces import Space
@@ -15,7 +16,7 @@ from gymnasium.spaces import Space
 from marlvec.arguments import count_from, signature_of
 from marlvec.connectors.rows import Rows
 from marlvec.errors import ArgumentError
-from marlvec.trees import Tree
+from marlvec.trees import Tree, ragged_array
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -42,11 +43,14 @@ class Policy(ABC):
 
     Attributes:
         version: Version of the weights in use; each collected row carries the version that chose its action.
+        ragged: Columns whose rows have unlike lengths, such as tokens, with the dtype of their numbers. The policy may
+            return them as lists of lists; batches have arrays of objects, (n,), each a 1-D array.
         observation_space: Space of one observation, after the agent connectors; None until `setup`.
         action_space: Space of one action, before the action connectors; None until `setup`.
     """
 
     version: int = 0
+    ragged: Mapping[str, Any] = MappingProxyType({})
     observation_space: Space[Any] | None = None
     action_space: Space[Any] | None = None
 
@@ -55,6 +59,8 @@ class Policy(ABC):
         act = cls.__dict__.get("act")
         if inspect.isfunction(act) and not takes_explore(act):
             cls.act = _for_rows_alone(act)  # type: ignore[method-assign]  # callers may pass ``explore`` to it
+        if act is not None and cls.ragged:
+            cls.act = _with_ragged(cls.act)  # type: ignore[method-assign]  # so that others need not ask
 
     def setup(self, observation_space: Space[Any], action_space: Space[Any], *, seed: int) -> None:
         """Set the spaces. Called once by the collector, before the first `act`.
@@ -227,6 +233,7 @@ class AsyncPolicy(Policy):
             again; ``"restart"`` loses the episode, and its env begins another one; ``"fallback"`` sends ``fallback``,
             and the row has ``off_policy`` set.
         fallback: An action of the policy's space.
+        ragged: See `Policy`.
 
     Raises:
         ArgumentError: An argument is wrong.
@@ -253,8 +260,9 @@ class AsyncPolicy(Policy):
         answer_timeout: float | None = None,
         on_failure: Literal["raise", "restart", "fallback"] | None = None,
         fallback: Any = None,
+        ragged: Mapping[str, Any] | None = None,
     ) -> None:
-        given = (max_in_flight, answer_timeout, on_failure, fallback)
+        given = (max_in_flight, answer_timeout, on_failure, fallback, ragged)
         for name, value in zip(_SETTINGS, given, strict=True):
             if value is not None:
                 setattr(self, name, value)
@@ -329,7 +337,7 @@ class AsyncPolicy(Policy):
         return f"{type(self).__name__}({given})"
 
 
-_SETTINGS = ("max_in_flight", "answer_timeout", "on_failure", "fallback")
+_SETTINGS = ("max_in_flight", "answer_timeout", "on_failure", "fallback", "ragged")
 
 
 def _is_overridden(policy: AsyncPolicy, name: str) -> bool:
@@ -353,6 +361,24 @@ def is_async(given: Any, *, called: bool = False) -> bool:
     if inspect.iscoroutinefunction(given) or inspect.iscoroutinefunction(getattr(given, "answer", None)):
         return True
     return callable(getattr(given, "ask", None)) or (called and callable(given))
+
+
+def _with_ragged(act: Callable[..., PolicyOutput]) -> Callable[..., PolicyOutput]:
+    @functools.wraps(act)
+    def act_ragged(self: Policy, rows: Rows, *, explore: bool = True) -> PolicyOutput:
+        return ragged_output(act(self, rows, explore=explore), self.ragged)
+
+    return act_ragged
+
+
+def ragged_output(output: PolicyOutput, ragged: Mapping[str, Any]) -> PolicyOutput:
+    """Return the output of `Policy.act` with the declared columns as arrays of 1-D arrays."""
+    if not isinstance(output, tuple) or len(output) != 2 or not isinstance(output[1], Mapping):
+        return output
+    actions, columns = output
+    return actions, {
+        name: ragged_array(column, ragged[name], name) if name in ragged else column for name, column in columns.items()
+    }
 
 
 class Acts(Protocol):
@@ -401,6 +427,7 @@ class ObjectPolicy(Policy):
     def __init__(self, wrapped: Acts) -> None:
         self.wrapped: Any = wrapped
         self._takes_explore, self._version = takes_explore(wrapped.act), 0
+        self.ragged = getattr(wrapped, "ragged", self.ragged)
 
     def __getattr__(self, name: str) -> Any:
         # Only called where normal lookup fails. During copying and unpickling there is no `wrapped` yet.
@@ -434,7 +461,7 @@ class ObjectPolicy(Policy):
         output: PolicyOutput = (
             self.wrapped.act(rows, explore=explore) if self._takes_explore else self.wrapped.act(rows)
         )
-        return output
+        return ragged_output(output, self.ragged) if self.ragged else output
 
     def state_dict(self) -> PolicyState:
         if not hasattr(self.wrapped, "state_dict"):

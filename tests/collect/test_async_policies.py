@@ -562,6 +562,18 @@ def test_act_answers_rows_without_a_collector() -> None:
     assert columns["explore"].tolist() == [False] * 4
 
 
+def test_answers_may_have_lists_of_tokens() -> None:
+    async def answer(row: Any) -> Any:
+        return choice(row), {"tokens": list(range(row.t % 3)), "said": "x" * row.t}
+
+    rows = collector_of(AsyncPolicy(answer, ragged={"tokens": np.int32})).collect(env_steps=40)["main"]
+    assert [row.tolist() for row in rows["tokens"]] == [list(range(t % 3)) for t in rows.t]
+    assert {row.dtype for row in rows["tokens"]} == {np.dtype(np.int32)}
+    assert rows["said"].tolist() == ["x" * t for t in rows.t]
+    with pytest.raises(ContractError, match=r"declare lists by ragged=\{'tokens': dtype\}"):
+        AsyncPolicy(answer).act(marlvec.connectors.Rows(t=np.arange(3)))
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
