@@ -427,7 +427,7 @@ class ObjectPolicy(Policy):
     def __init__(self, wrapped: Acts) -> None:
         self.wrapped: Any = wrapped
         self._takes_explore, self._version = takes_explore(wrapped.act), 0
-        self.ragged = getattr(wrapped, "ragged", self.ragged)
+        self.ragged = dict(getattr(wrapped, "ragged", {}))
 
     def __getattr__(self, name: str) -> Any:
         # Only called where normal lookup fails. During copying and unpickling there is no `wrapped` yet.
