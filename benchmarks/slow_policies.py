@@ -3,18 +3,22 @@
 Run ``python benchmarks/slow_policies.py``. Two players take turns in a small game in text. Utilisation is the time of
 all answers, divided by 16 times the time until the last one of 320 has come: 1 is the best possible. The loop by hand
 uses ``send`` and ``recv`` in about 15 lines and collects nothing. Collectors play on: what is under way when the last
-batch is there counts as far as it has come. Processor time of an answer is that of the whole process, with answers
-that come at once; "machinery" is what it is above a policy with ``act`` in the same envs, one env a tick.
+batch is there counts as far as it has come. Processor time is that of the whole process, env included, for one
+answer: in the first table of a process that sleeps most of the time, in the second of one whose answers come at once.
+There ``act`` answers the rows of all envs in one call; what the others take above it is the price of requests and of
+smaller steps. ``ask`` returns futures that are done, and ``async def`` runs in the event loop's thread.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import math
 import queue
 import random
 import time
 from collections import deque
+from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
@@ -77,6 +81,34 @@ class Server:
         """Seconds of seats until now."""
         now = time.perf_counter()
         return self.busy + sum(now - begun for begun in tuple(self.begun.values()))
+
+
+class AtOnce:
+    """Answers by ``ask`` that are there when it returns."""
+
+    def ask(self, row: Any) -> Future[str]:
+        future: Future[str] = Future()
+        future.set_result("I say so.")
+        return future
+
+
+class Act(marlvec.Policy):
+    """Answers all rows in one call."""
+
+    def act(self, rows: Any) -> Any:
+        return np.full(len(rows), "I say so.", object)
+
+
+def processor_time(policy: Any, num_envs: int) -> float:
+    """Microseconds of processor time of an answer; the least of five batches."""
+    envs = marlvec.make(Talk, num_envs=num_envs, backend="sync")
+    collector = marlvec.Collector(envs, policy, seed=0, overlap=not isinstance(policy, Act))
+    best = math.inf
+    for _ in range(6):
+        before = time.process_time()
+        answers = collector.collect(env_steps=2000).agent_steps
+        best = min(best, (time.process_time() - before) / answers)
+    return best * 1e6
 
 
 class Figures:
@@ -146,6 +178,15 @@ def main() -> None:
             utilisation, seconds, processor = way(num_envs, Server())
             table.add_row(name, str(num_envs), f"{utilisation:.2f}", f"{seconds:.1f}", f"{processor:.0f}")
     Console(width=100).print(table)
+    costs = Table("answers at once, µs an answer", *(f"{num_envs} envs" for num_envs in args.envs))
+    policies: dict[str, Any] = {
+        "act": Act,
+        "ask": lambda: AsyncPolicy(AtOnce(), max_in_flight=IN_FLIGHT),
+        "async def": lambda: AsyncPolicy(Server(at_once=True).answer, max_in_flight=IN_FLIGHT),
+    }
+    for name, make in policies.items():
+        costs.add_row(name, *(f"{processor_time(make(), num_envs):.0f}" for num_envs in args.envs))
+    Console(width=100).print(costs)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,8 @@ if typing.TYPE_CHECKING:
     from marlvec.errors import RestartQuietly
     from marlvec.making import make
     from marlvec.policies import (
+        AnswerLimit,
+        AsyncPolicy,
         FunctionPolicy,
         Policy,
         PolicyMap,
@@ -63,7 +65,8 @@ else:
         "marlvec.errors": "RestartQuietly",
         "marlvec.making": "make",
         "marlvec.policies": (
-            "FunctionPolicy Policy PolicyMap RandomPolicy ScriptedPolicy load_checkpoint save_checkpoint"
+            "AnswerLimit AsyncPolicy FunctionPolicy Policy PolicyMap RandomPolicy ScriptedPolicy load_checkpoint "
+            "save_checkpoint"
         ),
         "marlvec.recording.dataset": "load_dataset",
         "marlvec.recording.recorder": "Recorder",
@@ -127,6 +130,8 @@ __all__ = [
     "RandomPolicy",
     "FunctionPolicy",
     "ScriptedPolicy",
+    "AsyncPolicy",
+    "AnswerLimit",
     "PolicyMap",
     "save_checkpoint",
     "load_checkpoint",

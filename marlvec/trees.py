@@ -168,6 +168,42 @@ def column_array(value: Any) -> NDArray[Any]:
     return array if array.dtype.kind not in "UT" else array.astype(np.object_)
 
 
+def ragged_array(values: Any, dtype: Any, name: str = "column") -> NDArray[Any]:
+    """Return rows of unlike length as an array of objects, (n,): each a 1-D array of this dtype; empty for None."""
+    kind, column = np.dtype(dtype), np.empty(len(values), object)
+    for i, value in enumerate(values):
+        row = np.empty(0, kind) if value is None else np.asarray(value)
+        if row.ndim != 1 or (len(row) and not np.can_cast(row.dtype, kind, "same_kind")):
+            raise ContractError(
+                f"{name!r}, row {i}: expected a list or 1-D array of {kind}, got {row.dtype} of {row.shape}"
+            )
+        column[i] = row.astype(kind)
+    return column
+
+
+def ragged_dtype(array: NDArray[Any]) -> np.dtype[Any] | None:
+    """Return the dtype of the numbers in an array of 1-D arrays, (n,); None: it is another array, or has no rows."""
+    if array.dtype != object or array.ndim != 1 or not len(array) or array[0].__class__ is not np.ndarray:
+        return None
+    dtype: np.dtype[Any] = array[0].dtype
+    if dtype.kind not in "biuf":
+        return None
+    fits = all(row.__class__ is np.ndarray and row.ndim == 1 and row.dtype == dtype for row in array.tolist())
+    return dtype if fits else None
+
+
+def blank_object(array: NDArray[Any]) -> Any:
+    """Return what stands for a missing object in such an array (n, …): None, or an empty array among arrays."""
+    first = array.flat[0] if array.size else None
+    return np.empty(0, first.dtype) if isinstance(first, np.ndarray) else None
+
+
+def fill_objects(array: NDArray[Any], item: Any) -> None:
+    """Put one object into each place of an array of objects."""
+    for i in range(array.size):
+        array.flat[i] = item
+
+
 def _typed(array: NDArray[Any], value: Any, dtype: np.dtype[Any]) -> NDArray[Any]:
     # Never from float to int: that would cut 0.7 down to action 0.
     if isinstance(value, (list, tuple)) and np.can_cast(array.dtype, dtype, "same_kind"):

@@ -30,7 +30,8 @@ SURFACE = {
         env_seeds infos_to_list infos_from_list save_state load_state
         connectors errors
         Collector MultiAgentBatch SampleBatch
-        Policy RandomPolicy FunctionPolicy ScriptedPolicy PolicyMap save_checkpoint load_checkpoint
+        Policy RandomPolicy FunctionPolicy ScriptedPolicy AsyncPolicy AnswerLimit PolicyMap
+        save_checkpoint load_checkpoint
         Callback LiveTable TensorBoardLogger JSONLinesLogger
         Recorder load_dataset
         MultiAgentEnv JaxWorld JaxRows JaxMarlWorld JumanjiWorld PgxWorld

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from marlvec.collect.agent_episodes import MultiAgentEpisode, check_size, episodes, fragments, ids, moments
 from marlvec.collect.batch_files import (
@@ -17,6 +18,7 @@ from marlvec.collect.batch_files import (
     as_tensors,
     count_characters,
     named_leaves,
+    pad_rows,
     read_npz,
     read_parquet,
     read_parquets,
@@ -29,7 +31,7 @@ from marlvec.connectors import PadSequences, Rows, UnpadSequences
 from marlvec.connectors.rows import join_columns, merged
 from marlvec.errors import ArgumentError, CheckpointError
 from marlvec.serialization.atomic_file import FilePath
-from marlvec.trees import Tree
+from marlvec.trees import Tree, ragged_dtype
 from marlvec.vector.settings import check_seed
 
 
@@ -244,7 +246,28 @@ class SampleBatch(Rows):
 
     # --- other libraries, and files
 
-    def to_torch(self, device: Any = None, *, pin_memory: bool = False) -> dict[str, Tree]:
+    def right_pad(self, name: str, fill: Any = 0) -> tuple[NDArray[Any], NDArray[np.bool_]]:
+        """Make a rectangle of a column whose rows are 1-D arrays (`Policy.ragged`), such as tokens.
+
+        Args:
+            name: The column.
+            fill: Value behind the end of a row.
+
+        Returns:
+            The numbers, (B, L) with L the longest row's length, and a mask (B, L), True where they are the rows'.
+
+        Raises:
+            KeyError: The column is unknown.
+            ArgumentError: Its rows are no 1-D arrays of numbers of one dtype.
+        """
+        column = self[name]
+        if len(self) and ragged_dtype(np.asarray(column, object) if isinstance(column, list) else column) is None:
+            raise ArgumentError(f"right_pad({name!r}): expected a column of 1-D arrays, got {column.dtype}")
+        return pad_rows(column, fill)
+
+    def to_torch(
+        self, device: Any = None, *, pin_memory: bool = False, ragged: Literal["pad", "nested"] | None = None
+    ) -> dict[str, Tree]:
         """Convert columns to torch tensors (n, …) of the same dtypes.
 
         On the CPU, tensors share the arrays' memory: writing to one writes to the other. Arrays that torch cannot share
@@ -253,6 +276,8 @@ class SampleBatch(Rows):
         Args:
             device: Device of the tensors; None for the CPU.
             pin_memory: Copy to page-locked memory first, so that the transfer to a GPU runs in the background.
+            ragged: Columns of 1-D arrays (`Policy.ragged`): ``"pad"`` gives (B, L) as `right_pad`, with a column
+                ``name_mask``; ``"nested"`` a nested tensor of jagged layout; None refuses them.
 
         Returns:
             Name to tensor, or to a tree of tensors.
@@ -262,7 +287,7 @@ class SampleBatch(Rows):
             ArgumentError: torch lacks a column's dtype (Python objects, strings, …); names the columns: `drop` them. Or
                 memory is to be pinned, and torch finds no GPU.
         """
-        return as_tensors(self._columns, device, pin_memory=pin_memory)
+        return as_tensors(self._columns, device, pin_memory=pin_memory, ragged=ragged)
 
     def to_jax(self, device: Any = None) -> dict[str, Tree]:
         """Convert columns to JAX arrays (n, …).
@@ -315,8 +340,8 @@ class SampleBatch(Rows):
     def save(self, path: FilePath) -> None:
         """Write the batch to a file, by its suffix: ``.npz`` for numpy, or ``.parquet`` (extra ``parquet``).
 
-        The file is written atomically and contains no pickle. Parquet holds bools, ints, floats of up to 64 bits and
-        strings.
+        The file is written atomically and contains no pickle. Parquet holds bools, ints, floats of up to 64 bits,
+        strings, and 1-D arrays of numbers (`Policy.ragged`).
 
         Raises:
             ArgumentError: Another suffix.

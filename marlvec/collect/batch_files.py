@@ -19,12 +19,26 @@ from marlvec.errors import ArgumentError, CheckpointError, SerialisationError
 from marlvec.extras import import_extra
 from marlvec.serialization.archive import NamedArray, UniqueNames, read_archive, write_archive
 from marlvec.serialization.atomic_file import FilePath, atomic_file
-from marlvec.trees import Tree, list_to_array, map_tree, to_array, tree_leaves
+from marlvec.trees import Tree, list_to_array, map_tree, ragged_dtype, to_array, tree_leaves
 
 
-def as_tensors(columns: Mapping[str, Tree], device: Any, *, pin_memory: bool = False) -> dict[str, Tree]:
+def as_tensors(
+    columns: Mapping[str, Tree], device: Any, *, pin_memory: bool = False, ragged: str | None = None
+) -> dict[str, Tree]:
     """Convert to trees of tensors, which share the arrays' memory if possible; an error names the columns."""
     torch = import_extra("torch", "to_torch()", "pip install torch")
+    if ragged not in (None, "pad", "nested"):
+        raise ArgumentError(f"to_torch(): expected ragged='pad', 'nested' or None, got {ragged!r:.100}")
+    nested: dict[str, Tree] = {}
+    if ragged is not None:
+        lists = {name: leaf for name, leaf in columns.items() if _is_ragged(leaf)}
+        columns = {name: column for name, column in columns.items() if name not in lists}
+        for name, rows in lists.items():
+            if ragged == "pad":
+                columns[name], columns[f"{name}_mask"] = pad_rows(rows, 0)
+            else:
+                tensors = [torch.from_numpy(row).to(device) for row in rows.tolist()]
+                nested[name] = torch.nested.nested_tensor(tensors, layout=torch.jagged)
     if bad := [f"{name} ({leaf.dtype})" for name, leaf in named_leaves(columns) if not _fits_torch(torch, leaf)]:
         raise ArgumentError(f"to_torch(): expected columns of dtypes that torch has, got {bad}; drop() them first")
 
@@ -37,7 +51,11 @@ def as_tensors(columns: Mapping[str, Tree], device: Any, *, pin_memory: bool = F
             made = made.pin_memory()
         return made if device is None else made.to(device, non_blocking=pin_memory)
 
-    return {name: map_tree(tensor, column) for name, column in columns.items()}
+    return {name: map_tree(tensor, column) for name, column in columns.items()} | nested
+
+
+def _is_ragged(leaf: Any) -> bool:
+    return isinstance(leaf, np.ndarray) and ragged_dtype(leaf) is not None
 
 
 def as_jax(columns: Mapping[str, Tree], device: Any) -> dict[str, Tree]:
@@ -194,6 +212,10 @@ def write_npz(path: FilePath, kind: str, batches: Batches, facts: Mapping[str, A
 
     def put(name: str, leaf: Any) -> NamedArray | dict[str, Any]:
         array = as_column(leaf)
+        if ragged_dtype(array) is not None:
+            return {
+                "ragged": [NamedArray(name, np.concatenate(array)), NamedArray(f"{name}.lengths", lengths_of(array))]
+            }
         return NamedArray(name, array) if array.dtype != object else {"text": _packed_texts(name, array)}
 
     outlines = [[p, outline_columns(columns, f"{p}/" if p else "", put)] for p, columns in batches.items()]
@@ -217,13 +239,46 @@ def read_npz(path: FilePath, kind: str) -> tuple[dict[str, dict[str, Tree]], dic
 def _array(leaf: Any) -> Any:
     if isinstance(leaf, dict) and leaf.keys() == {"text"}:
         return _unpacked_texts(*map(_array, leaf["text"]))
+    if isinstance(leaf, dict) and leaf.keys() == {"ragged"}:
+        return split_rows(*map(_array, leaf["ragged"]))
     if not isinstance(leaf, np.ndarray):
         raise TypeError(f"expected an array, got {leaf!r:.100}")
     return leaf
 
 
 def _objects(columns: Mapping[str, Tree]) -> list[str]:
-    return [name for name, leaf in named_leaves(columns) if (a := as_column(leaf)).dtype.hasobject and not is_text(a)]
+    return [name for name, leaf in named_leaves(columns) if (a := as_column(leaf)).dtype.hasobject and not _is_known(a)]
+
+
+def _is_known(array: NDArray[Any]) -> bool:
+    return is_text(array) or ragged_dtype(array) is not None
+
+
+def lengths_of(array: NDArray[Any]) -> NDArray[np.int64]:
+    """Return the length of each row of an array of 1-D arrays."""
+    return np.fromiter(map(len, array.tolist()), np.int64, len(array))
+
+
+def split_rows(data: NDArray[Any], lengths: NDArray[Any]) -> NDArray[Any]:
+    """Return an array of 1-D arrays, of the rows' numbers one after the other; `ValueError`: they do not fit."""
+    if data.ndim != 1 or lengths.ndim != 1 or lengths.dtype.kind != "i" or (lengths < 0).any():
+        raise ValueError("expected numbers on one axis, and lengths from 0")
+    if lengths.sum() != len(data):
+        raise ValueError("the lengths of rows are not those of their numbers")
+    rows, stops = np.empty(len(lengths), object), np.cumsum(lengths).tolist()
+    for i, (size, stop) in enumerate(zip(lengths.tolist(), stops, strict=True)):
+        rows[i] = data[stop - size : stop].copy()
+    return rows
+
+
+def pad_rows(array: NDArray[Any], fill: Any) -> tuple[NDArray[Any], NDArray[np.bool_]]:
+    """Return an array of 1-D arrays as (B, L), filled at the end, and where its numbers are, (B, L) bool."""
+    lengths = lengths_of(array)
+    mask = np.arange(lengths.max(initial=0)) < lengths[:, None]
+    padded = np.full(mask.shape, fill, ragged_dtype(array))
+    if len(array):
+        padded[mask] = np.concatenate(array)
+    return padded, mask
 
 
 def as_column(leaf: Any) -> NDArray[Any]:
@@ -243,9 +298,11 @@ def is_text(array: NDArray[Any]) -> bool:
 
 
 def count_characters(leaf: Any) -> int:
-    """Count the characters of texts in an array of objects."""
+    """Count the characters of texts, and the bytes of arrays, in an array of objects."""
     if not isinstance(leaf, np.ndarray) or leaf.dtype != object:
         return 0
+    if ragged_dtype(leaf) is not None:
+        return sum(row.nbytes for row in leaf.tolist())
     return sum(len(text) for text in leaf.ravel().tolist() if isinstance(text, str))
 
 
@@ -382,14 +439,20 @@ def _columns(table: Any, start: int, about: Any) -> dict[str, Tree]:
         place = name if places is None else places.get(name)
         column = table.column(place).slice(start, rows).combine_chunks() if place in table.column_names else None
         # A copy: Arrow's arrays are read-only.
-        return np.array(numpy_array(column, rows, dtype, shape), dtype)
+        return np.array(numpy_array(column, rows, dtype, shape), dtype_of(dtype))
 
     return form.build(array)
 
 
 Arrays = dict[str, NDArray[Any]]
 
-_DTYPE = re.compile(r"[<>|]([biuf][1248]|U[0-9]{1,9}|O)", re.ASCII)  # O: Python's texts and None
+_DTYPE = re.compile(r"[<>|]([biuf][1248]|U[0-9]{1,9}|O(:[<>|][biuf][1248])?)", re.ASCII)
+"""O: Python's texts and None; with a dtype: 1-D arrays of it."""
+
+
+def dtype_of(text: str) -> np.dtype[Any]:
+    """Return the dtype of a column's array, from its text in a `TableForm`."""
+    return np.dtype(text.partition(":")[0])
 
 
 class TableForm(NamedTuple):
@@ -416,7 +479,7 @@ class TableForm(NamedTuple):
     @property
     def row_bytes(self) -> int:
         """Bytes of a row's arrays."""
-        return sum(np.dtype(dtype).itemsize * math.prod(shape) for dtype, shape in self.forms.values())
+        return sum(dtype_of(dtype).itemsize * math.prod(shape) for dtype, shape in self.forms.values())
 
 
 def table_form(columns: Mapping[str, Tree], where: str) -> tuple[TableForm, Arrays]:
@@ -431,7 +494,12 @@ def table_form(columns: Mapping[str, Tree], where: str) -> tuple[TableForm, Arra
         return name
 
     outline = outline_columns(columns, "", put)
-    return TableForm(outline, {name: [a.dtype.str, list(a.shape[1:])] for name, a in arrays.items()}), arrays
+    return TableForm(outline, {name: [_dtype_text(a), list(a.shape[1:])] for name, a in arrays.items()}), arrays
+
+
+def _dtype_text(array: NDArray[Any]) -> str:
+    ragged = ragged_dtype(array)
+    return array.dtype.str if ragged is None else f"|O:{ragged.str}"
 
 
 def arrow_array(array: NDArray[Any]) -> Any:
@@ -439,6 +507,10 @@ def arrow_array(array: NDArray[Any]) -> Any:
     arrow, _ = arrow_libraries()
     if not (size := math.prod(array.shape[1:])):
         return None
+    if ragged_dtype(array) is not None:
+        data, stops = arrow.array(np.concatenate(array)), np.cumsum([0, *lengths_of(array).tolist()])
+        kind = arrow.large_list(arrow.field("item", data.type, nullable=False))
+        return arrow.LargeListArray.from_arrays(arrow.array(stops, arrow.int64()), data, type=kind)
     flat = np.ascontiguousarray(array, array.dtype.newbyteorder("=")).reshape(-1)
     # Arrow would cut each string of a numpy array at its first NUL.
     kinds = {"U": arrow.string, "O": arrow.large_string}
@@ -458,6 +530,10 @@ def numpy_array(column: Any, rows: int, dtype: str, shape: list[int]) -> NDArray
     if not math.prod(shape):
         return np.zeros((rows, *shape), dtype)
     values = column.flatten() if shape else column
+    if dtype.startswith("|O:"):
+        lengths = column.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
+        data = np.asarray(column.flatten().to_numpy(zero_copy_only=False), dtype[3:])
+        return split_rows(data, lengths.astype(np.int64))
     if dtype == "|O":
         texts = np.empty(rows, object)
         texts[:] = values.to_pylist()
@@ -475,6 +551,8 @@ def arrow_libraries() -> tuple[Any, Any]:
 
 def _fits_arrow(array: NDArray[Any]) -> bool:
     if array.dtype == object:
+        if ragged_dtype(array) is not None:
+            return True
         return array.ndim == 1 and is_text(array) and all(map(_is_unicode, array.tolist()))
     return array.dtype.kind in "biufU" and (array.dtype.kind == "U" or array.dtype.itemsize <= 8)
 

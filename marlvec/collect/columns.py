@@ -21,7 +21,7 @@ from marlvec.errors import ArgumentError, ContractError
 from marlvec.serialization.saved import State, check_fields, flag_field
 from marlvec.serialization.values import array_from, plain_array
 from marlvec.spaces import Leaf, SpaceTree
-from marlvec.trees import Tree, column_array, map_tree, tree_leaves
+from marlvec.trees import Tree, blank_object, column_array, fill_objects, map_tree, tree_leaves
 
 
 class Source(Enum):
@@ -226,7 +226,7 @@ _NARROW = 16  # bytes
 class ColumnForm:
     """The form of one column: structure, dtypes and shapes of its first value, a tree of arrays (n, …)."""
 
-    __slots__ = ("_kinds", "_names", "_owner", "_skeleton", "dtype", "name", "shape")
+    __slots__ = ("_blanks", "_kinds", "_names", "_owner", "_skeleton", "dtype", "name", "shape")
 
     def __init__(self, owner: str, name: str, value: Tree) -> None:
         self._owner, self.name = owner, name
@@ -238,6 +238,7 @@ class ColumnForm:
         self._skeleton = map_tree(lambda _: next(numbers), value)
         self._names = [path for path, _ in found]
         self._kinds = [(leaf.dtype, leaf.shape[1:]) for _, leaf in found]
+        self._blanks = [blank_object(leaf) if leaf.dtype.hasobject else None for _, leaf in found]
         is_bare = isinstance(self._skeleton, int)
         self.dtype: np.dtype[Any] | None = self._kinds[0][0] if is_bare else None  # of a bare array; None: a tree
         self.shape: tuple[int, ...] | None = self._kinds[0][1] if is_bare else None  # without the first axis
@@ -281,8 +282,10 @@ class ColumnForm:
     def blanks(self, n: int) -> Leaves:
         """Return leaves (n, …) for rows stored before the column existed."""
         leaves = self.room(n)
-        for leaf in leaves:
-            if self.name == "action_mask":
+        for leaf, blank in zip(leaves, self._blanks, strict=True):
+            if leaf.dtype.hasobject:
+                fill_objects(leaf, blank)
+            elif self.name == "action_mask":
                 leaf[...] = True  # before an env's first mask, every action is allowed
             else:
                 leaf[...] = np.nan if leaf.dtype.kind in "fc" and self.name not in _LATE_ANSWERS else 0

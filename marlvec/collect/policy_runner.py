@@ -29,7 +29,16 @@ from marlvec.policies import FunctionPolicy, Policy, PolicyOutput, ScriptedPolic
 from marlvec.serialization.saved import Saved, SavedField, State, check_fields, check_value, flag_field
 from marlvec.serialization.values import object_from, plain_object
 from marlvec.spaces import Leaf, SpaceTree, describe_difference
-from marlvec.trees import Tree, column_array, map_tree, to_array, tree_leaves, zip_trees
+from marlvec.trees import (
+    Tree,
+    blank_object,
+    column_array,
+    fill_objects,
+    map_tree,
+    to_array,
+    tree_leaves,
+    zip_trees,
+)
 
 AnyArray = NDArray[Any]
 IntArray = NDArray[np.int64]
@@ -367,6 +376,10 @@ def _held(array: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
 
 def _blank(leaf: Any) -> NDArray[Any]:
     array = to_array(leaf)
+    if array.dtype.hasobject:
+        blank = np.empty((1, *array.shape[1:]), object)
+        fill_objects(blank, blank_object(array))
+        return blank
     return np.full((1, *array.shape[1:]), np.nan if array.dtype.kind in "fc" else 0, array.dtype)
 
 

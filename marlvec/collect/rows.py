@@ -15,7 +15,7 @@ from numpy.typing import DTypeLike, NDArray
 from marlvec.collect.columns import COLUMNS, ColumnForms, Leaves, Source
 from marlvec.connectors import Rows
 from marlvec.env_ids import Where
-from marlvec.trees import Tree, map_tree
+from marlvec.trees import Tree, column_array, map_tree
 
 Part = slice | NDArray[np.int64] | None
 """Which rows of some columns; None: all of them."""
@@ -32,7 +32,7 @@ def copied_rows(rows: Rows) -> Rows:
     """Rows with copies of all columns."""
     columns = dict(rows.items())
     for name, column in columns.items():
-        columns[name] = column.copy() if isinstance(column, np.ndarray) else map_tree(_copy, column)
+        columns[name] = _copy(column) if isinstance(column, np.ndarray) else map_tree(_copy, column)
     return Rows.of_length(columns, len(rows))
 
 
@@ -114,7 +114,7 @@ class PolicyRows(Rows):
 
 
 def _copy(leaf: Any) -> NDArray[Any]:
-    return np.array(leaf)
+    return np.array(column_array(leaf))  # texts of numpy's own kinds become objects, as in rows that are stored
 
 
 AnyArray = NDArray[Any]

@@ -22,7 +22,7 @@ from gymnasium.spaces import Space
 from marlvec.connectors.rows import RowRandom, Rows
 from marlvec.errors import AnswerTimeout, ContractError
 from marlvec.spaces import SpaceTree
-from marlvec.trees import Tree, map_tree
+from marlvec.trees import Tree, map_tree, ragged_array
 
 LOOK_AGAIN = 1.0  # seconds
 
@@ -44,6 +44,7 @@ class Asked(Protocol):
     on_failure: Literal["raise", "restart", "fallback"]
     fallback: Any
     failures: int
+    ragged: Mapping[str, Any]
 
     @property
     def limit(self) -> Limit: ...
@@ -195,7 +196,8 @@ def wait_for(finished: Finished, flying: Iterable[Request]) -> list[Request]:
                 found.append(request)
             request = finished.get_nowait()
     except Empty:
-        pass
+        if not found and _to_start and (loop := _loop) is not None:  # Ctrl-C has come before it was told to look there
+            loop.call_soon_threadsafe(_start_all, loop)
     if deadlines:
         now = monotonic()
         late = [one for one in flying if one.deadline is not None and one.deadline <= now and one.is_open]
@@ -245,7 +247,7 @@ def gather(policy: Asked, answers: Sequence[Any]) -> Tree | tuple[Tree, Mapping[
         raise ContractError(f"answer() must return the same columns each time, got {found}")
     if not names:
         return actions
-    return actions, {name: _stack([columns[name] for _, columns in split], name) for name in names}
+    return actions, {name: _column(policy, name, [columns[name] for _, columns in split]) for name in names}
 
 
 def _split(answer: Any) -> tuple[Any, Mapping[str, Any]]:
@@ -277,7 +279,13 @@ def _stack(values: Sequence[Any], name: str) -> np.ndarray[Any, Any]:
         return np.array(values)
     except ValueError:
         shapes = sorted({np.shape(value) for value in values})
-        raise ContractError(f"answer() gave {name!r} of different shapes: {shapes}") from None
+        raise ContractError(
+            f"answer() gave {name!r} of different shapes, {shapes}: declare lists by ragged={{{name!r}: dtype}}"
+        ) from None
+
+
+def _column(policy: Asked, name: str, values: Sequence[Any]) -> np.ndarray[Any, Any]:
+    return ragged_array(values, policy.ragged[name], name) if name in policy.ragged else _stack(values, name)
 
 
 def _objects(values: Sequence[Any]) -> np.ndarray[Any, Any]:

@@ -8,6 +8,7 @@ import threading
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from gymnasium.spaces import Space
@@ -15,7 +16,7 @@ from gymnasium.spaces import Space
 from marlvec.arguments import count_from, signature_of
 from marlvec.connectors.rows import Rows
 from marlvec.errors import ArgumentError
-from marlvec.trees import Tree
+from marlvec.trees import Tree, ragged_array
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -42,11 +43,14 @@ class Policy(ABC):
 
     Attributes:
         version: Version of the weights in use; each collected row carries the version that chose its action.
+        ragged: Columns whose rows have unlike lengths, such as tokens, with the dtype of their numbers. The policy may
+            return them as lists of lists; batches have arrays of objects, (n,), each a 1-D array.
         observation_space: Space of one observation, after the agent connectors; None until `setup`.
         action_space: Space of one action, before the action connectors; None until `setup`.
     """
 
     version: int = 0
+    ragged: Mapping[str, Any] = MappingProxyType({})
     observation_space: Space[Any] | None = None
     action_space: Space[Any] | None = None
 
@@ -55,6 +59,8 @@ class Policy(ABC):
         act = cls.__dict__.get("act")
         if inspect.isfunction(act) and not takes_explore(act):
             cls.act = _for_rows_alone(act)  # type: ignore[method-assign]  # callers may pass ``explore`` to it
+        if act is not None and cls.ragged:
+            cls.act = _with_ragged(cls.act)  # type: ignore[method-assign]  # so that others need not ask
 
     def setup(self, observation_space: Space[Any], action_space: Space[Any], *, seed: int) -> None:
         """Set the spaces. Called once by the collector, before the first `act`.
@@ -162,7 +168,15 @@ class AnswerLimit:
         self._waiting: set[Callable[[], object]] = set()
 
     def enter(self, request: Hashable, wake: Callable[[], object]) -> bool:
-        """Count a request as under way, if there is room; else ``wake`` is called, once, when a request has left."""
+        """Count a request as under way, if there is room.
+
+        Args:
+            request: The request.
+            wake: Called once, when another request has left, if there is no room.
+
+        Returns:
+            Whether there is room.
+        """
         with self._lock:
             if len(self._inside) < self.max_in_flight:
                 self._inside.add(request)
@@ -171,7 +185,12 @@ class AnswerLimit:
             return False
 
     def leave(self, request: Hashable, own: Callable[[], object] | None = None) -> None:
-        """Count a request as under way no longer; may be called again, from any thread. ``own`` is not called."""
+        """Count a request as under way no longer; may be called again, from any thread.
+
+        Args:
+            request: The request.
+            own: Not called, though it waits for room.
+        """
         with self._lock:
             self._inside.discard(request)
             if not self._waiting:
@@ -207,18 +226,20 @@ class AsyncPolicy(Policy):
         answer: ``async def answer(row)``, run in an event loop in a thread of its own, the same for all policies; or
             ``ask(row)``, called by the collecting thread, which returns a `concurrent.futures.Future` at once; or an
             object with a method of one of these names. None: the class defines one.
-        max_in_flight: Most requests under way at a time, or an `AnswerLimit` that several policies share.
-        answer_timeout: Seconds for an answer; a later one has failed. None: no limit.
+        max_in_flight: Most requests under way at a time, or an `AnswerLimit` that several policies share. This and the
+            others, if None: the attribute of this name of ``answer`` or the class.
+        answer_timeout: Seconds for an answer; a later one has failed.
         on_failure: If an answer raises or is late: ``"raise"`` raises, and the next call of the collector requests it
             again; ``"restart"`` loses the episode, and its env begins another one; ``"fallback"`` sends ``fallback``,
             and the row has ``off_policy`` set.
         fallback: An action of the policy's space.
+        ragged: See `Policy`.
 
     Raises:
         ArgumentError: An argument is wrong.
 
     Attributes:
-        max_in_flight, answer_timeout, on_failure, fallback: As given.
+        max_in_flight, answer_timeout, on_failure, fallback: As given; by default 16, None, ``"raise"``, None.
         failures: Number of answers that raised or were late.
     """
 
@@ -231,13 +252,22 @@ class AsyncPolicy(Policy):
     _way: tuple[bool, Any] | None = None  # whether it is an ``async def answer``, and the function
     _limit: AnswerLimit | None = None
 
-    def __init__(self, answer: Any = None, **settings: Any) -> None:
-        if unknown := settings.keys() - set(_SETTINGS):
-            raise ArgumentError(f"AsyncPolicy(): unknown arguments {sorted(unknown)}; there are {list(_SETTINGS)}")
-        for name in _SETTINGS:
-            if answer is not None and hasattr(answer, name):
+    def __init__(
+        self,
+        answer: Any = None,
+        *,
+        max_in_flight: int | AnswerLimit | None = None,
+        answer_timeout: float | None = None,
+        on_failure: Literal["raise", "restart", "fallback"] | None = None,
+        fallback: Any = None,
+        ragged: Mapping[str, Any] | None = None,
+    ) -> None:
+        given = (max_in_flight, answer_timeout, on_failure, fallback, ragged)
+        for name, value in zip(_SETTINGS, given, strict=True):
+            if value is not None:
+                setattr(self, name, value)
+            elif answer is not None and hasattr(answer, name):
                 setattr(self, name, getattr(answer, name))
-        vars(self).update(settings)
         self._way = None if answer is None else _way(answer)
         if not (_is_overridden(self, "ask") or _is_overridden(self, "answer")) and not is_async(answer, called=True):
             raise ArgumentError(
@@ -269,7 +299,14 @@ class AsyncPolicy(Policy):
         self.answer_seed = seed
 
     def ask(self, row: Any) -> Future[Any]:
-        """Request an answer; return at once. Here: run `answer` in the event loop's thread."""
+        """Request an answer; return at once. Here: run `answer` in the event loop's thread.
+
+        Args:
+            row: The row.
+
+        Returns:
+            A `concurrent.futures.Future` of an action, or of ``(action, columns)``.
+        """
         from marlvec.policies.answers import run_later  # asyncio takes its time, and others need not load it
 
         if self._way is None:
@@ -279,7 +316,14 @@ class AsyncPolicy(Policy):
         return future
 
     async def answer(self, row: Any) -> Any:
-        """Answer one row: an action, or ``(action, columns)``."""
+        """Answer one row.
+
+        Args:
+            row: The row.
+
+        Returns:
+            An action, or ``(action, columns)``.
+        """
         raise NotImplementedError("define `async def answer(self, row)` or `ask(self, row)`")
 
     def act(self, rows: Rows, *, explore: bool = True) -> PolicyOutput:
@@ -293,7 +337,7 @@ class AsyncPolicy(Policy):
         return f"{type(self).__name__}({given})"
 
 
-_SETTINGS = ("max_in_flight", "answer_timeout", "on_failure", "fallback")
+_SETTINGS = ("max_in_flight", "answer_timeout", "on_failure", "fallback", "ragged")
 
 
 def _is_overridden(policy: AsyncPolicy, name: str) -> bool:
@@ -317,6 +361,24 @@ def is_async(given: Any, *, called: bool = False) -> bool:
     if inspect.iscoroutinefunction(given) or inspect.iscoroutinefunction(getattr(given, "answer", None)):
         return True
     return callable(getattr(given, "ask", None)) or (called and callable(given))
+
+
+def _with_ragged(act: Callable[..., PolicyOutput]) -> Callable[..., PolicyOutput]:
+    @functools.wraps(act)
+    def act_ragged(self: Policy, rows: Rows, *, explore: bool = True) -> PolicyOutput:
+        return ragged_output(act(self, rows, explore=explore), self.ragged)
+
+    return act_ragged
+
+
+def ragged_output(output: PolicyOutput, ragged: Mapping[str, Any]) -> PolicyOutput:
+    """Return the output of `Policy.act` with the declared columns as arrays of 1-D arrays."""
+    if not isinstance(output, tuple) or len(output) != 2 or not isinstance(output[1], Mapping):
+        return output
+    actions, columns = output
+    return actions, {
+        name: ragged_array(column, ragged[name], name) if name in ragged else column for name, column in columns.items()
+    }
 
 
 class Acts(Protocol):
@@ -365,6 +427,7 @@ class ObjectPolicy(Policy):
     def __init__(self, wrapped: Acts) -> None:
         self.wrapped: Any = wrapped
         self._takes_explore, self._version = takes_explore(wrapped.act), 0
+        self.ragged = dict(getattr(wrapped, "ragged", {}))
 
     def __getattr__(self, name: str) -> Any:
         # Only called where normal lookup fails. During copying and unpickling there is no `wrapped` yet.
@@ -398,7 +461,7 @@ class ObjectPolicy(Policy):
         output: PolicyOutput = (
             self.wrapped.act(rows, explore=explore) if self._takes_explore else self.wrapped.act(rows)
         )
-        return output
+        return ragged_output(output, self.ragged) if self.ragged else output
 
     def state_dict(self) -> PolicyState:
         if not hasattr(self.wrapped, "state_dict"):

@@ -127,7 +127,14 @@ class PolicyMap(MutableMapping[str, Policy]):
             del self._entries[policy_id]
 
     def given(self, policy_id: str) -> Policy | None:
-        """Return a policy that was given as an object; None: a function builds it."""
+        """Return a policy without building it.
+
+        Args:
+            policy_id: Its id.
+
+        Returns:
+            The policy; None if it was given as a function that builds it.
+        """
         entry = self._entry(policy_id)
         return entry if isinstance(entry, Policy) else None
 

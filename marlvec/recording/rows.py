@@ -13,7 +13,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from marlvec.arguments import count_from, whole_number
 from marlvec.collect.batch import SampleBatch
-from marlvec.collect.batch_files import Arrays, TableForm
+from marlvec.collect.batch_files import Arrays, TableForm, dtype_of, split_rows
 from marlvec.connectors.action.valid_actions import EXECUTED, EXECUTED_MISSING
 from marlvec.errors import ArgumentError, CheckpointError
 from marlvec.recording.files import BlockReader, Manifest, Part, PartFile, open_part_file, read_block
@@ -140,7 +140,7 @@ class BlockStore:
                 at += rows
         if not pieces:
             dtype, shape = self.form.forms[name]
-            return np.zeros((0, *shape), dtype)
+            return np.zeros((0, *shape), dtype_of(dtype))
         return np.concatenate(pieces)
 
     def gather(self, names: Sequence[str], where_B: NDArray[np.int64]) -> Arrays:
@@ -149,7 +149,7 @@ class BlockStore:
         found: Arrays = {}
         for name in names:
             dtype, shape = self.form.forms[name]
-            found[name] = np.zeros((len(where_B), *shape), object if dtype[1] == "U" else dtype)
+            found[name] = np.zeros((len(where_B), *shape), object if dtype[1] == "U" else dtype_of(dtype))
         sorted_B, done = where_B[order], 0
         while done < len(order):
             k = int(np.searchsorted(self._starts, sorted_B[done], "right")) - 1
@@ -190,11 +190,13 @@ class BlockStore:
             lacks = all(self._marks[name] != known for known, _ in self._form_of(shelf).columns)
             return np.full(rows, lacks, np.bool_)
         dtype, shape = self.form.forms[name]
-        column, kind = name.partition("/")[0], np.dtype(dtype).kind
+        column, kind = name.partition("/")[0], dtype_of(dtype).kind
         if column in _NEVER_BLANK:
             raise CheckpointError(
                 self._path(shelf), f"lacks {name!r}, which other files have: choose columns= without it"
             )
+        if dtype.startswith("|O:"):
+            return split_rows(np.empty(0, dtype[3:]), np.zeros(rows, np.int64))
         blank = {"f": np.nan, "U": "", "O": None}.get(kind, 0)
         return np.full((rows, *shape), _BLANKS.get(column, blank), dtype)
 
@@ -234,7 +236,7 @@ class Column:
     def dtype(self) -> np.dtype[Any]:
         """Dtype of the array; text dtypes have no width."""
         dtype: str = self._store.form.forms[self._name][0]
-        return np.dtype(dtype)
+        return dtype_of(dtype)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -355,7 +357,7 @@ class _Window:
         self._form = form
         self.rows = 0
         self._kinds = {
-            name: (np.dtype(object if dtype[1] == "U" else dtype), tuple(shape))
+            name: (np.dtype(object) if dtype[1] == "U" else dtype_of(dtype), tuple(shape))
             for name, (dtype, shape) in form.forms.items()
         }
         self._arrays = {name: np.empty((capacity, *shape), dtype) for name, (dtype, shape) in self._kinds.items()}

@@ -8,7 +8,7 @@ import os
 import sys
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -19,11 +19,13 @@ from hypothesis.extra import numpy as hnp
 import marlvec
 from marlvec.collect import Collector, MultiAgentBatch, SampleBatch
 from marlvec.collect.rows import BatchMemory
-from marlvec.errors import ArgumentError, CheckpointError, MissingExtraError, SerialisationError
+from marlvec.errors import ArgumentError, CheckpointError, ContractError, MissingExtraError, SerialisationError
+from marlvec.policies import Policy
 from marlvec.serialization.archive import write_archive
-from marlvec.trees import Tree, tree_leaves
+from marlvec.trees import Tree, ragged_array, tree_leaves
 from tests.bombs import sealed
 from tests.collect.players import EchoPolicy, sync
+from tests.collect.test_async_policies import Turns
 
 # --- batches in files: what comes back, who else can open them, and what a bad one gets
 
@@ -579,3 +581,112 @@ def test_what_rllib_would_take_wrongly_is_refused(rllib: Any) -> None:
         batch.right_zero_pad(2).to_rllib()
     with pytest.raises(ArgumentError, match=r"\['vf_preds'\] exist already as columns"):
         batch.replace(values=np.zeros(3), vf_preds=np.zeros(3)).to_rllib()
+
+
+# --- columns of rows of unlike length
+
+
+class Tokens(Policy):
+    """Rows of 0 to 3 tokens, as lists; at times all are of one length."""
+
+    ragged: ClassVar[Any] = {"tokens": np.int32, "logp_tokens": np.float32}
+
+    def act(self, rows: Any) -> Any:
+        counts = [int(t) % 4 for t in rows.t]
+        columns = {"tokens": [list(range(k)) for k in counts], "logp_tokens": [[-0.5] * k for k in counts]}
+        return np.zeros(len(rows), np.int64), columns
+
+
+def same_ragged(one: Any, other: Any, dtype: Any = None) -> None:
+    assert one.shape == other.shape
+    for a, b in zip(one, other, strict=True):
+        assert a.dtype == b.dtype == (dtype or a.dtype)
+        assert a.shape == b.shape
+        assert a.tobytes() == b.tobytes()
+
+
+def tokens_of(**options: Any) -> Collector:
+    return Collector(marlvec.make(Turns, num_envs=2, backend="sync"), Tokens(), seed=0, **options)
+
+
+def test_declared_columns_are_arrays_of_one_dimension() -> None:
+    rows = tokens_of().collect(env_steps=40)["main"]
+    assert rows["tokens"].dtype == rows["logp_tokens"].dtype == object
+    wanted = np.empty(len(rows), object)
+    wanted[:] = [np.arange(t % 4, dtype=np.int32) for t in rows.t]
+    same_ragged(rows["tokens"], wanted, np.dtype(np.int32))
+    assert {row.dtype for row in rows["logp_tokens"]} == {np.dtype(np.float32)}
+    empty = tokens_of(random_steps=24).collect(env_steps=40)["main"]
+    assert empty.off_policy.sum() == 24
+    assert {(len(row), row.dtype.str) for row in empty["tokens"][empty.off_policy]} == {(0, "<i4")}
+
+
+def test_columns_of_lists_go_on_from_a_state() -> None:
+    one, other = tokens_of(), tokens_of()
+    one.collect(env_steps=15)
+    other.set_state(one.get_state())
+    rows, others = (collector.collect(env_steps=30)["main"] for collector in (one, other))
+    same_ragged(rows["tokens"], others["tokens"])
+
+
+@pytest.mark.parametrize("suffix", ["npz", "parquet"])
+def test_columns_of_lists_are_in_files(suffix: str, tmp_path: Path) -> None:
+    if suffix == "parquet":
+        pytest.importorskip("pyarrow")
+    rows = tokens_of().collect(env_steps=40)["main"]
+    wide = np.empty(len(rows), object)
+    wide[:] = [np.arange(3.0) for _ in range(len(rows))]
+    rows = rows.replace(wide=wide)
+    rows.save(tmp_path / f"batch.{suffix}")
+    found = SampleBatch.load(tmp_path / f"batch.{suffix}")
+    for name in ("tokens", "logp_tokens", "wide"):
+        same_ragged(found[name], rows[name])
+    both = MultiAgentBatch({"a": rows, "b": rows.slice(0, 3)}, env_steps=1)
+    both.save(tmp_path / f"both.{suffix}")
+    same_ragged(MultiAgentBatch.load(tmp_path / f"both.{suffix}")["b"]["tokens"], rows["tokens"][:3])
+
+
+def test_columns_of_lists_are_in_recordings(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    with marlvec.Recorder(tmp_path / "data") as recorder:
+        collector = tokens_of(callbacks=[recorder])
+        rows = SampleBatch.concat([collector.collect(env_steps=20)["main"] for _ in range(3)])
+    recorded = marlvec.load_dataset(tmp_path / "data")["main"]
+    column = recorded.column("tokens")
+    assert column.dtype == object
+    same_ragged(np.asarray(column), rows["tokens"])
+    assert sum(len(batch) for batch in recorded.minibatches(16, seed=0)) == len(rows)
+
+
+@given(st.lists(st.lists(st.integers(-9, 9), max_size=4), min_size=1, max_size=6))
+def test_rows_are_padded_on_the_right(lists: list[list[int]]) -> None:
+    rows = SampleBatch({"tokens": ragged_array(lists, np.int16)})
+    padded, mask = rows.right_pad("tokens", -1)
+    assert padded.dtype == np.int16
+    assert padded.shape == mask.shape == (len(lists), max(map(len, lists)))
+    assert [row[: len(wanted)].tolist() for row, wanted in zip(padded, lists, strict=True)] == lists
+    assert mask.sum(axis=1).tolist() == list(map(len, lists))
+    assert (padded[~mask] == -1).all()
+
+
+def test_columns_of_lists_as_tensors() -> None:
+    torch = pytest.importorskip("torch")
+    rows = SampleBatch({"tokens": ragged_array([[1, 2], [], [3]], np.int32), "x": np.arange(3)})
+    found = rows.to_torch(ragged="pad")
+    assert found["tokens"].tolist() == [[1, 2], [0, 0], [3, 0]]
+    assert found["tokens_mask"].tolist() == [[True, True], [False, False], [True, False]]
+    nested = rows.to_torch(ragged="nested")["tokens"]
+    assert [row.tolist() for row in nested.unbind()] == [[1, 2], [], [3]]
+    assert nested.dtype == torch.int32
+    with pytest.raises(ArgumentError, match=r"got \['tokens \(object\)'\]; drop\(\) them first"):
+        rows.to_torch()
+    with pytest.raises(ArgumentError, match="expected ragged='pad', 'nested' or None"):
+        rows.to_torch(ragged="zip")  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match="expected a column of 1-D arrays, got int64"):
+        rows.right_pad("x")
+
+
+@pytest.mark.parametrize("bad", [[[1.5]], [[[1, 2]]], [["left"]]])
+def test_rows_of_another_form_are_refused(bad: Any) -> None:
+    with pytest.raises(ContractError, match=r"'tokens', row 0: expected a list or 1-D array of int32"):
+        ragged_array(bad, np.int32, "tokens")
