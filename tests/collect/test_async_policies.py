@@ -126,7 +126,10 @@ EXACT = {
 # --- what does not depend on speed
 
 
-@pytest.mark.parametrize("speed", SPEEDS)
+SLOW = pytest.mark.slow("sleeps for seconds")
+
+
+@pytest.mark.parametrize("speed", [pytest.param(name, marks=SLOW if name == "50 ms" else ()) for name in SPEEDS])
 @pytest.mark.parametrize("what", EXACT)
 def test_batches_do_not_depend_on_speed(what: str, speed: str) -> None:
     settings, amount = EXACT[what]
