@@ -157,6 +157,11 @@ class AsyncScheduler(LockstepScheduler):
         """False: each env steps independently."""
         return False
 
+    def rounds(self, env_id: IntArray) -> IntArray | int:
+        """Return the step of its env that each row came in, (n,)."""
+        found: IntArray = self.round_N[env_id]
+        return found
+
     @property
     def order_N(self) -> IntArray:
         """Finished games are in order of this and the env: in complete mode the game's number in its env."""

@@ -21,7 +21,8 @@ import pytest
 from gymnasium.spaces import Box, Discrete
 
 import marlvec
-from marlvec.connectors import AgentPipeline, FilterRows, PrevActions
+from marlvec import external
+from marlvec.connectors import AgentConnector, AgentPipeline, FilterRows, PrevActions
 from marlvec.errors import AnswerTimeout, ArgumentError, ContractError, ContractWarning
 from marlvec.policies import AnswerLimit, AsyncPolicy, Policy, PolicyMap, as_policy
 from marlvec.spaces import AnyText
@@ -125,7 +126,10 @@ EXACT = {
 # --- what does not depend on speed
 
 
-@pytest.mark.parametrize("speed", SPEEDS)
+SLOW = pytest.mark.slow("sleeps for seconds")
+
+
+@pytest.mark.parametrize("speed", [pytest.param(name, marks=SLOW if name == "50 ms" else ()) for name in SPEEDS])
 @pytest.mark.parametrize("what", EXACT)
 def test_batches_do_not_depend_on_speed(what: str, speed: str) -> None:
     settings, amount = EXACT[what]
@@ -535,6 +539,63 @@ def test_policies_of_a_map_and_policies_that_come() -> None:
     assert "late" in collector.collect(env_steps=60)
 
 
+class Simulator(external.ExternalEnv):
+    """Plays `Turns` outside."""
+
+    def run(self) -> None:
+        seed = 0
+        while not self.stopping:
+            game, seed = Turns(), seed + 1
+            obs, done = game.reset(seed=seed)[0], False
+            episode = self.start_episode()
+            while not done:
+                obs, rewards, ended, _, _ = game.step(self.get_action(episode, obs))
+                done = ended["__all__"]
+                self.log_returns(episode, rewards)
+            self.end_episode(episode, obs)
+
+
+def test_simulators_outside_wait_for_the_answers_of_a_tick() -> None:
+    game, found = Turns(), []
+    spaces = {name: (game.observation_spaces[name], game.action_spaces[name]) for name in game.possible_agents}
+    for policy in (as_policy(twin), Twin()):
+        with external.make(spaces, 1) as envs, Simulator(envs):
+            found.append([marlvec.Collector(envs, policy, seed=0, batch_mode="complete").collect(episodes=3)])
+    check_equal(*found)
+
+
+class Prefix(AgentConnector):
+    """Gives texts of numpy's own kind."""
+
+    def __call__(self, rows: Any) -> Any:
+        return rows.replace(obs=np.array([f"{'<' * int(t)}{text}" for t, text in zip(rows.t, rows.obs, strict=True)]))
+
+
+def test_frozen_policies_get_texts_as_objects_too() -> None:
+    seen = []
+
+    class Look(Policy):
+        def act(self, rows: Any) -> Any:
+            seen.append(rows.obs.dtype)
+            return np.full(len(rows), "yes", object)
+
+    envs = marlvec.make(Talk, num_envs=2, backend="sync")
+    chain = {"main": [Prefix()], "old": [Prefix()]}
+    number = ["main", "old"]
+    collector = marlvec.Collector(
+        envs,
+        {"main": Look()},
+        lambda agent, episode: number[agent == "right" and len(number) > 2],
+        seed=0,
+        agent_connectors={"main": chain["main"]},
+    )
+    collector.add_policy("old", Look(), agent_connectors=chain["old"], frozen=True)
+    number.append("on")
+    collector.reset()
+    collector.collect(env_steps=30)
+    assert set(seen) == {np.dtype(object)}
+
+
 def test_ask_may_use_threads() -> None:
     with ThreadPoolExecutor(4) as pool:
 
@@ -571,7 +632,7 @@ def test_answers_may_have_lists_of_tokens() -> None:
     assert {row.dtype for row in rows["tokens"]} == {np.dtype(np.int32)}
     assert rows["said"].tolist() == ["x" * t for t in rows.t]
     with pytest.raises(ContractError, match=r"declare lists by ragged=\{'tokens': dtype\}"):
-        AsyncPolicy(answer).act(marlvec.connectors.Rows(t=np.arange(3)))
+        collector_of(AsyncPolicy(answer)).collect(env_steps=40)
 
 
 @pytest.mark.parametrize(
