@@ -136,8 +136,13 @@ class Training:
         self.envs = marlvec.make(task.env, num_envs, **made)
         self.others = marlvec.make(task.env, min(EPISODES, num_envs), **made)
         self.agents = len(self.envs.agents)
-        sees = self.envs.agent_observation_space(0).shape[0] + self.agents
-        self.net = Net(sees, int(self.envs.agent_action_space(0).n), self.agents, joint=algorithm == "mappo")
+        spaces: Any = [
+            (self.envs.agent_observation_space(i), self.envs.agent_action_space(i)) for i in range(self.agents)
+        ]
+        sees, actions = (
+            max(sizes) for sizes in zip(*((obs.shape[0], int(acts.n)) for obs, acts in spaces), strict=True)
+        )
+        self.net = Net(sees + self.agents, actions, self.agents, joint=algorithm == "mappo")
         self.optimizer = torch.optim.Adam(self.net.parameters(), LEARNING_RATE, eps=1e-5, fused=True)
 
         # Functions, not methods: `evaluate` copies connectors, a method's object included, and envs can't be copied.
@@ -180,11 +185,13 @@ class Training:
         obs, actions, logp, advantages, targets = (
             torch.from_numpy(rows[name][order]) for name in ("obs", "actions", "logp", "advantages", "value_targets")
         )
+        masks = torch.from_numpy(rows.action_mask[order]) if "action_mask" in rows else None
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + done)
         for _ in range(EPOCHS):
             for i in torch.randperm(len(obs), generator=generator).split(MINIBATCH):
                 seen, gains = obs[i], advantages[i]
-                logp_all = torch.log_softmax(self.net.actor(seen), -1)
+                logits = self.net.actor(seen)
+                logp_all = torch.log_softmax(logits if masks is None else logits.masked_fill(~masks[i], -1e9), -1)
                 ratio = (logp_all.gather(-1, actions[i][..., None])[..., 0] - logp[i]).exp()
                 gain = torch.min(ratio * gains, ratio.clamp(1 - CLIP, 1 + CLIP) * gains).mean()
                 entropy = -(logp_all.exp() * logp_all).sum(-1).mean()
