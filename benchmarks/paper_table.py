@@ -25,9 +25,9 @@ import re
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import nn
 
 import marlvec
@@ -53,7 +53,9 @@ from marlvec.interop.torch import TorchPolicy
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS, PAGE = ROOT / "benchmarks" / "paper_table.json", ROOT / "docs" / "paper_table.md"
 RUNS = Path("runs/paper_table")
-EVALUATIONS, EPISODES = 40, 100
+EVALUATIONS, EPISODES = 40, 100  # evaluations of a whole training; episodes of each
+Row = Mapping[str, Any]
+"""A training, as the file has it."""
 
 NUM_ENVS, NUM_STEPS, MINIBATCH = 256, 64, 2_048  # envs, steps of each a batch, env steps a minibatch
 LEARNING_RATE, EPOCHS, CLIP, ENTROPY, GAMMA, LAMBDA, WIDTH = 5e-4, 4, 0.2, 0.01, 0.99, 0.95, 128
@@ -208,14 +210,18 @@ class Training:
         return float(np.mean([record.returns_A.sum() for record in found]))
 
 
-def train(
-    name: str, algorithm: str, seed: int, *, steps: int | None = None, runs: Path = RUNS, tell: Callable[[int], None]
-) -> dict[str, Any]:
-    """Train one row to its end, or what a training that was cut off left of it; return the row."""
+def train(name: str, algorithm: str, seed: int, *, steps: int | None = None, runs: Path = RUNS) -> Iterator[Row]:
+    """Train one row from its checkpoint or from the start; yield the row as it is after each evaluation.
+
+    Args:
+        name: Key of `TASKS`.
+        algorithm: One of `ALGORITHMS`.
+        seed: Seed of envs, weights and actions.
+        steps: Env steps after which to stop; None: the task's.
+        runs: Folder of checkpoints.
+    """
     torch.set_num_threads(1)
-    task = TASKS[name]
-    steps = steps or task.steps
-    folder = runs / f"{name}-{algorithm}-{seed}-{steps}"
+    task, folder = TASKS[name], runs / f"{name}-{algorithm}-{seed}"
     training = Training(task, algorithm, seed)
     curve, seconds, wall, done = [], 0.0, 0.0, 0
     if (folder / "last.npz").exists():
@@ -223,13 +229,15 @@ def train(
         curve, seconds, wall, done = (progress[key] for key in ("curve", "seconds", "wall", "done"))
     try:
         while True:
-            if done >= len(curve) * steps / EVALUATIONS:
+            if done >= len(curve) * task.steps / EVALUATIONS:
                 curve.append([done, round(training.evaluate(), 3)])
                 progress = {"curve": curve, "seconds": seconds, "wall": wall, "done": done}
                 marlvec.save_checkpoint(folder, **training.learned, progress=progress)
-                tell(done)
-            if done >= steps:
-                break
+                times = {"processor seconds": round(seconds, 1), "seconds": round(wall, 1)}
+                row = {"task": name, "algorithm": algorithm, "seed": seed, "env": task.env, "steps": done}
+                yield {**row, **times, "curve": [list(point) for point in curve], **where()}
+            if done >= (steps or task.steps):
+                return
             began = time.process_time(), time.perf_counter()
             batch = training.collector.collect(env_steps=NUM_ENVS * NUM_STEPS)
             done += batch.env_steps
@@ -237,17 +245,6 @@ def train(
             seconds, wall = seconds + time.process_time() - began[0], wall + time.perf_counter() - began[1]
     finally:
         training.close()
-    return {
-        "task": name,
-        "algorithm": algorithm,
-        "seed": seed,
-        "env": task.env,
-        "steps": done,
-        "processor seconds": round(seconds, 1),
-        "seconds": round(wall, 1),
-        "curve": curve,
-        **where(),
-    }
 
 
 def where() -> dict[str, str]:
@@ -263,7 +260,7 @@ def where() -> dict[str, str]:
     }
 
 
-def time_epymarl(folder: Path, python: str, algorithm: str, seconds: float, options: Iterable[str]) -> dict[str, Any]:
+def time_epymarl(folder: Path, python: str, algorithm: str, seconds: float, options: Iterable[str]) -> Row:
     """Let EPyMARL train on rware-tiny-4ag on one core until it took that many processor seconds; return its speed.
 
     Seconds are those of all its processes between two lines of its log, without tests and without the first updates.
@@ -321,21 +318,26 @@ def processor_seconds(session: int) -> float:
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
-def results(path: Path = RESULTS) -> dict[str, list[dict[str, Any]]]:
+def results(path: Path = RESULTS) -> dict[str, list[Row]]:
     """Return what was measured so far."""
     if not path.exists():
         return {"rows": [], "others": []}
-    found: dict[str, list[dict[str, Any]]] = json.loads(path.read_text(encoding="utf-8"))
+    found: dict[str, list[Row]] = json.loads(path.read_text(encoding="utf-8"))
     return found
 
 
-def keep(kind: str, row: dict[str, Any], path: Path = RESULTS) -> None:
-    """Add a row to the file, whole or not at all."""
+def keep(kind: str, row: Row, path: Path = RESULTS) -> None:
+    """Write a row into the file, in place of an earlier one of the same training; whole or not at all."""
     found = results(path)
-    found[kind].append(row)
+    found[kind] = [each for each in found[kind] if name_of(each) != name_of(row)] + [row]
     part = path.with_suffix(".part")
-    part.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    part.write_text(json.dumps(found) + "\n", encoding="utf-8")
     part.replace(path)
+
+
+def name_of(row: Row) -> list[Any]:
+    """Return what distinguishes trainings."""
+    return [row.get(key) for key in ("library", "task", "algorithm", "seed", "options")]
 
 
 HEAD = """# A paper's tasks on one core
@@ -388,26 +390,26 @@ written yet. `python -m benchmarks.paper_table` trains what is missing, a row af
 T95 = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78}
 
 
-def page(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
+def page(found: Mapping[str, Sequence[Row]]) -> str:
     """Return the page of these results."""
     return (
         HEAD + speed_table(found) + RETURNS + returns_table(found["rows"]) + DIFFERENCES.format(missing=missing(found))
     )
 
 
-def rows_of(rows: Iterable[Mapping[str, Any]], task: str, algorithm: str) -> list[Mapping[str, Any]]:
+def rows_of(rows: Iterable[Row], task: str, algorithm: str) -> list[Row]:
     """Return the rows of a task and an algorithm, by seed."""
     chosen = [row for row in rows if (row["task"], row["algorithm"]) == (task, algorithm)]
     return sorted(chosen, key=lambda row: row.get("seed", 0))
 
 
-def rate(rows: Sequence[Mapping[str, Any]]) -> float:
+def rate(rows: Sequence[Row]) -> float:
     """Return env steps a second of processor time, over all rows."""
     steps, seconds = (sum(row[key] for row in rows) for key in ("steps", "processor seconds"))
     return float(steps / seconds)
 
 
-def speed_table(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
+def speed_table(found: Mapping[str, Sequence[Row]]) -> str:
     """Return ours beside EPyMARL's, a line for each of its runs."""
     text = "| method | EPyMARL's nets | EPyMARL, steps/s | marlvec, steps/s | ratio | 20 M steps: EPyMARL | marlvec |\n"
     text += "| --- | --- | --- | --- | --- | --- | --- |\n"
@@ -422,7 +424,7 @@ def speed_table(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
     return f"{text}\nEPyMARL's commits, and the processor time of each run: {said}. Both with torch 2.13.0.\n"
 
 
-def returns_table(rows: Sequence[Mapping[str, Any]]) -> str:
+def returns_table(rows: Sequence[Row]) -> str:
     """Return a line for each task and algorithm."""
     text = "| task | method | seeds | best | last | env steps | steps/s | minutes of a seed |\n"
     text += "| --- | --- | --- | --- | --- | --- | --- | --- |\n"
@@ -433,7 +435,8 @@ def returns_table(rows: Sequence[Mapping[str, Any]]) -> str:
                 last = spread([row["curve"][-1][1] for row in chosen])
                 minutes = sum(row["processor seconds"] for row in chosen) / len(chosen) / 60
                 text += f"| {task} | {algorithm.upper()} | {len(chosen)} | {best} | {last} "
-                text += f"| {chosen[0]['steps'] / 1e6:.0f} M | {rate(chosen):,.0f} | {minutes:.0f} |\n"
+                steps = f"{min(row['steps'] for row in chosen) / 1e6:.0f} of {TASKS[task].steps / 1e6:.0f} M"
+                text += f"| {steps} | {rate(chosen):,.0f} | {minutes:.0f} |\n"
     return text
 
 
@@ -445,7 +448,7 @@ def spread(values: Sequence[float]) -> str:
     return f"{mean} ± {T95[len(values)] * np.std(values, ddof=1) / len(values) ** 0.5:.2f}"
 
 
-def missing(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
+def missing(found: Mapping[str, Sequence[Row]]) -> str:
     """Name tasks and algorithms that have no row."""
     left: dict[str, list[str]] = {}
     for algorithm in ALGORITHMS:
@@ -455,23 +458,20 @@ def missing(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
     return "; ".join(f"{algorithm.upper()} on {', '.join(tasks)}" for algorithm, tasks in left.items()) or "Nothing"
 
 
-def write_page() -> None:
-    """Write docs/paper_table.md from the results."""
-    PAGE.write_text(page(results()), encoding="utf-8")
-
-
 def main() -> None:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("tasks", nargs="*", metavar="TASK", help=f"all if none is named: {', '.join(TASKS)}")
     parser.add_argument("--algorithm", choices=ALGORITHMS, action="append", help="both if none is named")
     parser.add_argument("--seeds", type=int, default=1, help="seeds 0, 1, … of each row, at most five")
-    parser.add_argument("--steps", type=int, help="shorter than the task's: prints the row and keeps nothing")
-    parser.add_argument("--epymarl", type=Path, help="a clone of uoe-agents/epymarl: times it instead")
+    parser.add_argument("--steps", type=int, help="stop a row after these env steps; a later run continues it")
+    parser.add_argument("--epymarl", type=Path, help="a clone of uoe-agents/epymarl: time it instead")
     parser.add_argument("--python", default="python", help="an interpreter that has what EPyMARL needs")
     parser.add_argument("--seconds", type=float, default=300, help="of processor time for EPyMARL")
     parser.add_argument("--option", action="append", default=[], help="for EPyMARL, such as use_rnn=False")
     parser.add_argument("--page", action="store_true", help="only write the page")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="the file of results")
+    parser.add_argument("--runs", type=Path, default=RUNS, help="the folder of checkpoints")
     args = parser.parse_args()
     if unknown := set(args.tasks) - TASKS.keys():
         parser.error(f"no task {', '.join(sorted(unknown))}: expected some of {', '.join(TASKS)}")
@@ -481,35 +481,31 @@ def main() -> None:
     if not args.page and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})  # EPyMARL's processes have it, too
     if args.epymarl:
+        python = args.python if args.python == Path(args.python).name else str(Path(args.python).absolute())
         for algorithm in algorithms:
-            python = args.python if args.python == Path(args.python).name else str(Path(args.python).absolute())
-            keep("others", time_epymarl(args.epymarl, python, algorithm, args.seconds, args.option))
+            row = time_epymarl(args.epymarl, python, algorithm, args.seconds, args.option)
+            keep("others", row, args.results)
     elif not args.page:
-        train_rows([name for name in TASKS if name in (args.tasks or TASKS)], algorithms, args.seeds, args.steps)
-    write_page()
+        tasks = [name for name in TASKS if name in (args.tasks or TASKS)]
+        for seed, name, algorithm in product(range(args.seeds), tasks, algorithms):
+            train_row(name, algorithm, seed, args.steps, args.results, args.runs)
+    if args.results == RESULTS:
+        PAGE.write_text(page(results()), encoding="utf-8")
 
 
-def told(progress: Progress, bar: TaskID, done: int) -> None:
-    """Move the bar."""
-    progress.update(bar, completed=done)
-
-
-def train_rows(tasks: Sequence[str], algorithms: Sequence[str], seeds: int, steps: int | None) -> None:
-    """Train what is not in the results."""
+def train_row(name: str, algorithm: str, seed: int, steps: int | None, path: Path, runs: Path) -> None:
+    """Train a row and show how far it is, unless the results have it."""
+    total = steps or TASKS[name].steps
+    known = rows_of(results(path)["rows"], name, algorithm)
+    if any(row["seed"] == seed and row["steps"] >= total for row in known):
+        return
     shown = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed:,} steps"), TimeRemainingColumn()
-    for seed in range(seeds):
-        for name in tasks:
-            for algorithm in algorithms:
-                if steps is None and any(row["seed"] == seed for row in rows_of(results()["rows"], name, algorithm)):
-                    continue
-                with Progress(*shown, console=Console(stderr=True)) as progress:
-                    bar = progress.add_task(f"{name}, {algorithm}, seed {seed}", total=steps or TASKS[name].steps)
-                    row = train(name, algorithm, seed, steps=steps, tell=partial(told, progress, bar))
-                if steps is None:
-                    keep("rows", row)
-                    write_page()
-                else:
-                    print(json.dumps(row))
+    with Progress(*shown, console=Console(stderr=True)) as progress:
+        bar = progress.add_task(f"{name}, {algorithm}, seed {seed}", total=total)
+        for row in train(name, algorithm, seed, steps=steps, runs=runs):
+            keep("rows", row, path)
+            progress.update(bar, completed=row["steps"])
+            progress.console.print(f"{row['steps']:,} steps: return {row['curve'][-1][1]:.2f}")
 
 
 if __name__ == "__main__":
