@@ -287,7 +287,7 @@ def time_epymarl(folder: Path, python: str, algorithm: str, seconds: float, opti
                     break
     finally:
         os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        process.communicate()
     if len(points) < 3:
         raise SystemExit(f"EPyMARL ended too early: {last}")
     steps, processor, wall = (after - before for before, after in zip(points[1], points[-1], strict=True))
@@ -370,7 +370,10 @@ DIFFERENCES = f"""
 ## What differs from the paper
 
 - **The paper's returns are not in the table.** Its tables could not be read where this was measured.
-- **Envs.** The paper has LBF v1 and RWARE v1, and these are lbforaging 2.0 (v3) and rware 2.0 (v2), bit for bit.
+- **Envs.** The paper has RWARE v1 and LBF v1; these are rware 2.0 (v2) and lbforaging 2.0 (v3), bit for bit. By their
+  sources, rware 1.0.3 (v1) has the same rules as 2.0. In lbforaging 1.0.15 (v1) players never start in the last row or
+  column, and without `-coop` a food's level is below the sum of the three lowest players' levels; 2.0 also draws that
+  sum, so that some foods need more players.
 - **Steps.** EPyMARL's authors trained on-policy methods for ten times the steps of their figures, 40 M in the warehouse
   ([issues 9](https://github.com/uoe-agents/epymarl/issues/9) and
   [24](https://github.com/uoe-agents/epymarl/issues/24)); its settings for MAPPO and IPPO say 20 M, which is what the
