@@ -7,7 +7,7 @@
 The first line trains on one core, a row (task, algorithm, seed) after the other, and writes each row into
 ``paper_table.json`` as it ends; finished rows are skipped. A training that was cut off continues from its last
 evaluation (folder ``runs/paper_table``). The second line lets EPyMARL train on the warehouse for a while and measures
-its speed. The third line writes ``docs/paper_table.md`` from the JSON, and so do the others at their end.
+its speed. The third line writes ``docs/paper_table.md`` from the JSON, and so do the others after each row.
 
 The method is that of ``examples/``: PPO with one net for all agents, which see their number; all agents get the sum of
 their rewards. IPPO's critic sees what one agent sees, MAPPO's what all agents see. Evaluations are as in EPyMARL's
@@ -327,12 +327,14 @@ def results(path: Path = RESULTS) -> dict[str, list[Row]]:
 
 
 def keep(kind: str, row: Row, path: Path = RESULTS) -> None:
-    """Write a row into the file, in place of an earlier one of the same training; whole or not at all."""
+    """Write a row into the file in place of an earlier one of its training, and the page with it."""
     found = results(path)
     found[kind] = [each for each in found[kind] if name_of(each) != name_of(row)] + [row]
     part = path.with_suffix(".part")
     part.write_text(json.dumps(found) + "\n", encoding="utf-8")
     part.replace(path)
+    if path == RESULTS:
+        write_page()
 
 
 def name_of(row: Row) -> list[Any]:
@@ -461,6 +463,11 @@ def missing(found: Mapping[str, Sequence[Row]]) -> str:
     return "; ".join(f"{algorithm.upper()} on {', '.join(tasks)}" for algorithm, tasks in left.items()) or "Nothing"
 
 
+def write_page() -> None:
+    """Write docs/paper_table.md from the results."""
+    PAGE.write_text(page(results()), encoding="utf-8")
+
+
 def main() -> None:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
@@ -492,8 +499,8 @@ def main() -> None:
         tasks = [name for name in TASKS if name in (args.tasks or TASKS)]
         for seed, name, algorithm in product(range(args.seeds), tasks, algorithms):
             train_row(name, algorithm, seed, args.steps, args.results, args.runs)
-    if args.results == RESULTS:
-        PAGE.write_text(page(results()), encoding="utf-8")
+    if args.page:
+        write_page()
 
 
 def train_row(name: str, algorithm: str, seed: int, steps: int | None, path: Path, runs: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -25,6 +26,7 @@ from benchmarks.paper_table import (
     rate,
     results,
     returns_table,
+    rows_of,
     speed_table,
     spread,
     time_epymarl,
@@ -44,6 +46,18 @@ def test_results_name_tasks_and_say_how_far_they_got() -> None:
         assert row["processor seconds"] <= row["seconds"] * 1.05  # one thread
     for row in found["others"]:
         assert row["processor seconds"] >= 300 or "use_rnn=True" in row["options"]
+
+
+def test_the_readme_claims_no_more() -> None:
+    claimed = re.search(
+        r"more than \*\*(\d+) times\*\*\nEPyMARL", (paper_table.ROOT / "README.md").read_text(encoding="utf-8")
+    )
+    found = results()
+    (other,) = (
+        each for each in found["others"] if (each["algorithm"], each["options"]) == ("mappo", ["use_rnn=False"])
+    )
+    assert claimed
+    assert rate(rows_of(found["rows"], "rware-tiny-4ag", "mappo")) > int(claimed[1]) * rate([other])
 
 
 def row_of(task: str, seed: int, curve: list[list[float]], seconds: float = 10.0) -> dict[str, Any]:
