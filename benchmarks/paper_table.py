@@ -131,7 +131,7 @@ def by_moment(rows: Rows | marlvec.SampleBatch, agents: int) -> NDArray[np.intp]
 class Training:
     """One row of the table while it is trained."""
 
-    def __init__(self, task: Task, algorithm: str, seed: int, *, num_envs: int = NUM_ENVS) -> None:
+    def __init__(self, task: Task, algorithm: str, seed: int, *, num_envs: int) -> None:
         torch.manual_seed(seed)
         self.seed, self.num_envs = seed, num_envs
         made = {"backend": "native", "num_workers": 1, "env_state": "deepcopy", **task.arguments}
@@ -222,7 +222,7 @@ def train(name: str, algorithm: str, seed: int, *, steps: int | None = None, run
     """
     torch.set_num_threads(1)
     task, folder = TASKS[name], runs / f"{name}-{algorithm}-{seed}"
-    training = Training(task, algorithm, seed)
+    training = Training(task, algorithm, seed, num_envs=NUM_ENVS)
     curve, seconds, wall, done = [], 0.0, 0.0, 0
     if (folder / "last.npz").exists():
         progress = marlvec.load_checkpoint(folder, **training.learned)
@@ -233,7 +233,7 @@ def train(name: str, algorithm: str, seed: int, *, steps: int | None = None, run
                 curve.append([done, round(training.evaluate(), 3)])
                 progress = {"curve": curve, "seconds": seconds, "wall": wall, "done": done}
                 marlvec.save_checkpoint(folder, **training.learned, progress=progress)
-                times = {"processor seconds": round(seconds, 1), "seconds": round(wall, 1)}
+                times = {"processor seconds": round(seconds, 3), "seconds": round(wall, 3)}
                 row = {"task": name, "algorithm": algorithm, "seed": seed, "env": task.env, "steps": done}
                 yield {**row, **times, "curve": [list(point) for point in curve], **where()}
             if done >= (steps or task.steps):

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ import pytest
 
 pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("numba", reason="the benchmark trains in compiled envs")
+
+import torch
 
 from benchmarks import paper_table
 from benchmarks.paper_table import (
@@ -32,6 +35,15 @@ from benchmarks.paper_table import (
     time_epymarl,
     train,
 )
+
+
+@pytest.fixture(autouse=True)
+def torchs_own() -> Iterator[None]:
+    """Give torch's seed and number of threads back."""
+    threads = torch.get_num_threads()
+    with torch.random.fork_rng(devices=[]):
+        yield
+    torch.set_num_threads(threads)
 
 
 def test_the_page_is_that_of_the_results() -> None:
