@@ -513,7 +513,8 @@ def train_row(name: str, algorithm: str, seed: int, steps: int | None, path: Pat
     with Progress(*shown, console=Console(stderr=True)) as progress:
         bar = progress.add_task(f"{name}, {algorithm}, seed {seed}", total=total)
         for row in train(name, algorithm, seed, steps=steps, runs=runs):
-            keep("rows", row, path)
+            if row["steps"]:
+                keep("rows", row, path)
             progress.update(bar, completed=row["steps"])
             progress.console.print(f"{row['steps']:,} steps: return {row['curve'][-1][1]:.2f}")
 
