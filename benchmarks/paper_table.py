@@ -217,7 +217,7 @@ def train(name: str, algorithm: str, seed: int, *, steps: int | None = None, run
         name: Key of `TASKS`.
         algorithm: One of `ALGORITHMS`.
         seed: Seed of envs, weights and actions.
-        steps: Env steps after which to stop; None: the task's.
+        steps: Env steps after which the next evaluation is the last; None: the task's.
         runs: Folder of checkpoints.
     """
     torch.set_num_threads(1)
@@ -236,8 +236,8 @@ def train(name: str, algorithm: str, seed: int, *, steps: int | None = None, run
                 times = {"processor seconds": round(seconds, 3), "seconds": round(wall, 3)}
                 row = {"task": name, "algorithm": algorithm, "seed": seed, "env": task.env, "steps": done}
                 yield {**row, **times, "curve": [list(point) for point in curve], **where()}
-            if done >= (steps or task.steps):
-                return
+                if done >= (steps or task.steps):
+                    return
             began = time.process_time(), time.perf_counter()
             batch = training.collector.collect(env_steps=NUM_ENVS * NUM_STEPS)
             done += batch.env_steps
@@ -474,7 +474,9 @@ def main() -> None:
     parser.add_argument("tasks", nargs="*", metavar="TASK", help=f"all if none is named: {', '.join(TASKS)}")
     parser.add_argument("--algorithm", choices=ALGORITHMS, action="append", help="both if none is named")
     parser.add_argument("--seeds", type=int, default=1, help="seeds 0, 1, … of each row, at most five")
-    parser.add_argument("--steps", type=int, help="stop a row after these env steps; a later run continues it")
+    parser.add_argument(
+        "--steps", type=int, help="stop a row at the next evaluation after these env steps; a later run continues it"
+    )
     parser.add_argument("--epymarl", type=Path, help="a clone of uoe-agents/epymarl: time it instead")
     parser.add_argument("--python", default="python", help="an interpreter that has what EPyMARL needs")
     parser.add_argument("--seconds", type=float, default=300, help="of processor time for EPyMARL")

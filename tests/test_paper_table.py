@@ -39,11 +39,13 @@ from benchmarks.paper_table import (
 
 @pytest.fixture(autouse=True)
 def torchs_own() -> Iterator[None]:
-    """Give torch's seed and number of threads back."""
-    threads = torch.get_num_threads()
+    """Give torch's seed and number of threads back, and the cores."""
+    threads, cores = torch.get_num_threads(), os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
     with torch.random.fork_rng(devices=[]):
         yield
     torch.set_num_threads(threads)
+    if cores:
+        os.sched_setaffinity(0, cores)
 
 
 def test_the_page_is_that_of_the_results() -> None:
@@ -131,24 +133,23 @@ def test_a_row_that_was_cut_off_comes_to_the_same_numbers(
     assert whole["processor seconds"] > cut["processor seconds"] > 0
 
 
-@pytest.mark.slow("runs the command")
-def test_the_command_writes_rows_elsewhere(tmp_path: Path) -> None:
-    where = ("--results", tmp_path / "results.json", "--runs", tmp_path / "runs")
-    command = [
-        sys.executable,
-        "-m",
-        "benchmarks.paper_table",
-        "lbf-8x8-2p-2f-coop",
-        "--algorithm",
-        "mappo",
-        "--steps",
-        "1",
-    ]
-    subprocess.run([*command, *map(str, where)], check=True, capture_output=True, cwd=paper_table.ROOT)
-    assert [row["algorithm"] for row in results(tmp_path / "results.json")["rows"]] == ["mappo"]
-    refused = subprocess.run([*command[:3], "no-such-task"], capture_output=True, text=True, cwd=paper_table.ROOT)
-    assert refused.returncode == 2
-    assert "no task no-such-task" in refused.stderr
+@pytest.mark.slow("trains")
+def test_the_command_writes_rows_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"NUM_ENVS": 8, "EPISODES": 8, "EVALUATIONS": 20_000_000 // 512}.items():
+        monkeypatch.setattr(paper_table, name, value)
+    before, where = results(), ["--results", str(tmp_path / "results.json"), "--runs", str(tmp_path / "runs")]
+    monkeypatch.setattr(sys, "argv", ["x", "lbf-8x8-2p-2f-coop", "--algorithm", "mappo", "--steps", "600", *where])
+    paper_table.main()
+    assert [(row["algorithm"], row["steps"]) for row in results(tmp_path / "results.json")["rows"]] == [("mappo", 1024)]
+    assert results() == before
+
+
+def test_a_wrong_task_is_named(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    for words, said in ((["rware"], "no task rware: expected some of simple-spread, "), (["--seeds", "6"], "1 to 5")):
+        monkeypatch.setattr(sys, "argv", ["x", *words])
+        with pytest.raises(SystemExit):
+            paper_table.main()
+        assert said in capsys.readouterr().err
 
 
 LOG = """
