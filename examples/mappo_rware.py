@@ -143,7 +143,7 @@ for log in logs:
 axes = Figure(figsize=(6, 3.5), layout="constrained").subplots()
 axes.plot(*np.transpose(curve), label="while it learns")
 axes.axhline(random, color="gray", linestyle="--", label="random")
-axes.set(title=args.env, xlabel="env steps", ylabel="deliveries an episode")
+axes.set(title=args.env, xlabel="env steps", ylabel="deliveries an episode (team)")
 axes.legend()
 axes.figure.savefig(args.checkpoint / "return.png", dpi=80)
 print(f"deliveries an episode: {random:.2f} at random, {trained:.2f} trained")
