@@ -346,26 +346,26 @@ HEAD = """# A paper's tasks on one core
 
 For those who know EPyMARL and ask what its trainings cost here: tasks of *Benchmarking Multi-Agent Deep Reinforcement
 Learning Algorithms in Cooperative Tasks* ([Papoudakis et al. 2021](https://arxiv.org/abs/2006.07869)), trained with
-marlvec's [compiled envs](native.md) and its collector.
+marlvec's [compiled envs](native.md) and its collector. This trains a row, or continues it:
 
 ```text
 python -m benchmarks.paper_table rware-tiny-4ag --algorithm mappo
 ```
 
-trains a row; a training that was cut off continues. Every run uses one core and one thread of torch. Seconds are
-processor time of training, without evaluation, on a machine that others used at the same time.
+Every run uses one core and one thread of torch. Seconds are processor time of training, without evaluation, on a
+machine that others used at the same time: take the size of the ratios, not their digits.
 
 ## Speed beside EPyMARL
 
-`rware-tiny-4ag`: collecting and learning, tests left out in both.
+`rware-tiny-4ag`: collecting and learning, tests left out in both. EPyMARL has its settings of the method, 10 envs.
 
 """
 RETURNS = f"""
 ## Returns
 
-Mean of {EPISODES} episodes: the best of the {EVALUATIONS + 1} evaluations of a training, and the last. A return is the
-sum over agents and steps; actions are drawn, as EPyMARL does. With several seeds: their mean, and half the width of a
-95 % interval (Student's t).
+Means of {EPISODES} episodes, played at every {EVALUATIONS}th of a training: the best mean, and the last. A return is the
+sum over agents and steps; actions are drawn, as in EPyMARL's tests. With several seeds: the mean over seeds, and half
+the width of its 95 % interval (Student's t).
 
 """
 DIFFERENCES = f"""
@@ -389,8 +389,8 @@ DIFFERENCES = f"""
 
 ## Not run
 
-{{missing}}. `simple_adversary` and `simple_tag` of the paper need opponents that EPyMARL has trained. QMIX is not
-written yet. `python -m benchmarks.paper_table` trains what is missing, a row after the other.
+{{missing}}. `simple_adversary` and `simple_tag` need opponents that EPyMARL has trained. QMIX is not written yet. Rows
+with fewer env steps than the task's were stopped. `python -m benchmarks.paper_table` trains the rest.
 """
 WHERE = """Four fifths of
 marlvec's time are PPO's gradient steps, four passes over each batch as in EPyMARL, so that even faster envs would gain
