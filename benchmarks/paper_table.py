@@ -363,9 +363,9 @@ machine that others used at the same time: take the size of the ratios, not thei
 RETURNS = f"""
 ## Returns
 
-Means of {EPISODES} episodes, played at every {EVALUATIONS}th of a training: the best mean, and the last. A return is the
-sum over agents and steps; actions are drawn, as in EPyMARL's tests. With several seeds: the mean over seeds, and half
-the width of its 95 % interval (Student's t).
+Means of {EPISODES} episodes, played at every {EVALUATIONS}th of a training: the best mean, and the last. A return is
+the sum over agents and steps; actions are drawn, as in EPyMARL's tests. With several seeds: the mean over seeds, and
+half the width of its 95 % interval (Student's t).
 
 """
 DIFFERENCES = f"""
