@@ -9,9 +9,9 @@ The first line trains on one core, a row (task, algorithm, seed) after the other
 evaluation (folder ``runs/paper_table``). The second line lets EPyMARL train on the warehouse for a while and measures
 its speed. The third line writes ``docs/paper_table.md`` from the JSON, and so do the others after each row.
 
-The method is that of ``examples/``: PPO with one net for all agents, which see their number; all agents get the sum of
-their rewards. IPPO's critic sees what one agent sees, MAPPO's what all agents see. Evaluations are as in EPyMARL's
-settings: every 40th of a training 100 episodes, actions drawn. Needs torch and ``marlvec[native]``.
+The methods are those of ``examples/``: one net for all agents, which see their number; all agents get the sum of their
+rewards. IPPO's critic sees what one agent sees, MAPPO's critic and QMIX's mixer what all agents see. Every 40th of a
+training 100 episodes are played: PPO draws actions, as in EPyMARL's tests. Needs torch and ``marlvec[native]``.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ from torch import nn
 
 import marlvec
 from marlvec.connectors import (
-    AgentConnector,
     AgentIndicator,
+    EpsilonGreedy,
     GeneralAdvantageEstimation,
     Rows,
     Standardize,
@@ -59,6 +59,9 @@ Row = Mapping[str, Any]
 
 NUM_ENVS, NUM_STEPS, MINIBATCH = 256, 64, 2_048  # envs, steps of each a batch, env steps a minibatch
 LEARNING_RATE, EPOCHS, CLIP, ENTROPY, GAMMA, LAMBDA, WIDTH = 5e-4, 4, 0.2, 0.01, 0.99, 0.95, 128
+Q_ENVS, Q_STEPS, Q_UPDATES, Q_MINIBATCH, Q_TARGET = 32, 8, 8, 1_024, 25  # updates a batch; batches a target
+MEMORY, MIXING, EXPLORING = 100_000, 32, 0.05  # env steps; width of the mixer; share of the training
+NEEDED = "obs", "next_obs", "actions_executed", "rewards", "terminated"
 
 
 @dataclass(frozen=True)
@@ -89,7 +92,7 @@ TASKS = {
     "rware-tiny-4ag": Task("rware/rware-tiny-4ag-v2", 40_000_000),
     "rware-small-4ag": Task("rware/rware-small-4ag-v2", 40_000_000),
 }
-ALGORITHMS = ("ippo", "mappo")
+ALGORITHMS = ("ippo", "mappo", "qmix")
 
 
 def layers(inputs: int, outputs: int) -> nn.Sequential:
@@ -128,12 +131,36 @@ def by_moment(rows: Rows | marlvec.SampleBatch, agents: int) -> NDArray[np.intp]
     return np.lexsort((rows.agent_index, rows.env_t, rows.eps_id)).reshape(-1, agents)
 
 
-class Training:
-    """One row of the table while it is trained."""
+class Mixer(nn.Module):
+    """QMIX's mixer: the agents' values to the team's, rising with each; its weights come from what the team sees."""
 
-    def __init__(self, task: Task, algorithm: str, seed: int, *, num_envs: int) -> None:
+    def __init__(self, agents: int, state: int) -> None:
+        super().__init__()
+        sizes = {"first": agents * MIXING, "bias": MIXING, "second": MIXING, "base": 1}
+        self.hyper = nn.ModuleDict(
+            {name: nn.Sequential(nn.Linear(state, 64), nn.ReLU(), nn.Linear(64, size)) for name, size in sizes.items()}
+        )
+
+    def forward(self, chosen_MA: torch.Tensor, state_Mk: torch.Tensor) -> torch.Tensor:
+        made = {name: net(state_Mk) for name, net in self.hyper.items()}
+        first = made["first"].abs().view(*chosen_MA.shape, MIXING)
+        hidden = nn.functional.elu((chosen_MA[:, None] @ first)[:, 0] + made["bias"])
+        return (hidden * made["second"].abs()).sum(1) + made["base"][:, 0]
+
+
+class Training:
+    """One row of the table while it is trained: its envs, and what all methods have."""
+
+    collector: marlvec.Collector
+    learned: dict[str, Any]
+    """What a checkpoint has."""
+    draws = True
+    """Whether evaluations draw actions, rather than take the best."""
+
+    def __init__(self, task: Task, seed: int, num_envs: int) -> None:
         torch.manual_seed(seed)
         self.seed, self.num_envs = seed, num_envs
+        self.memory: dict[str, NDArray[Any]] = {}
         made = {"backend": "native", "num_workers": 1, "env_state": "deepcopy", **task.arguments}
         self.envs = marlvec.make(task.env, num_envs, **made)
         self.others = marlvec.make(task.env, min(EPISODES, num_envs), **made)
@@ -141,15 +168,34 @@ class Training:
         spaces: Any = [
             (self.envs.agent_observation_space(i), self.envs.agent_action_space(i)) for i in range(self.agents)
         ]
-        sees, actions = (
-            max(sizes) for sizes in zip(*((obs.shape[0], int(acts.n)) for obs, acts in spaces), strict=True)
-        )
-        self.net = Net(sees + self.agents, actions, self.agents, joint=algorithm == "mappo")
-        self.optimizer = torch.optim.Adam(self.net.parameters(), LEARNING_RATE, eps=1e-5, fused=True)
+        self.sees = max(obs.shape[0] for obs, _ in spaces) + self.agents
+        self.actions = max(int(actions.n) for _, actions in spaces)
+
+    def close(self) -> None:
+        """Close the envs."""
+        self.envs.close()
+        self.others.close()
+
+    def advance(self, done: int) -> int:
+        """Collect a batch and learn from it, after ``done`` env steps; return its env steps."""
+        raise NotImplementedError
+
+    def evaluate(self) -> float:
+        """Return the mean team return of some episodes."""
+        found = self.collector.evaluate(EPISODES, explore=self.draws).episodes
+        return float(np.mean([record.returns_A.sum() for record in found]))
+
+
+class Ppo(Training):
+    """IPPO; or MAPPO, if the critic is ``joint``."""
+
+    def __init__(self, task: Task, seed: int, num_envs: int, *, joint: bool) -> None:
+        super().__init__(task, seed, num_envs)
+        self.net = net = Net(self.sees, self.actions, self.agents, joint)
+        self.optimizer = torch.optim.Adam(net.parameters(), LEARNING_RATE, eps=1e-5, fused=True)
+        agents = self.agents
 
         # Functions, not methods: `evaluate` copies connectors, a method's object included, and envs can't be copied.
-        net, agents = self.net, self.agents
-
         @torch.no_grad()
         def values(rows: Rows) -> NDArray[np.float32]:
             order = by_moment(rows, agents)
@@ -161,25 +207,22 @@ class Training:
         def add_values(rows: Rows) -> Rows:
             return rows.replace(values=values(rows))
 
-        agent_side: list[AgentConnector] = [team_reward, AgentIndicator()]
-        self.policy = TorchPolicy(self.net)
+        advantages = GeneralAdvantageEstimation(GAMMA, LAMBDA, value_function=values)
+        self.policy = TorchPolicy(net)
         self.collector = marlvec.Collector(
             self.envs,
             self.policy,
-            agent_connectors=agent_side,
-            learner_connectors=[
-                add_values,
-                GeneralAdvantageEstimation(GAMMA, LAMBDA, value_function=values),
-                Standardize(),
-            ],
+            agent_connectors=[team_reward, AgentIndicator()],
+            learner_connectors=[add_values, advantages, Standardize()],
             seed=seed,
             evaluation_envs=self.others,
         )
-        self.learned: dict[str, Any] = {"collector": self.collector, "learner": {"optimizer": self.optimizer}}
+        self.learned = {"collector": self.collector, "learner": {"optimizer": self.optimizer}}
 
-    def close(self) -> None:
-        self.envs.close()
-        self.others.close()
+    def advance(self, done: int) -> int:
+        batch = self.collector.collect(env_steps=self.num_envs * NUM_STEPS)
+        self.update(batch["main"], done + batch.env_steps)
+        return batch.env_steps
 
     def update(self, rows: marlvec.SampleBatch, done: int) -> None:
         """Take PPO's steps on a batch."""
@@ -204,10 +247,89 @@ class Training:
                 self.optimizer.step()
         self.policy.note_update()
 
-    def evaluate(self) -> float:
-        """Return the mean team return of 100 episodes with drawn actions."""
-        found = self.collector.evaluate(EPISODES, explore=True).episodes
-        return float(np.mean([record.returns_A.sum() for record in found]))
+
+class Qmix(Training):
+    """QMIX with double Q-learning, from a memory of env steps."""
+
+    draws = False
+
+    def __init__(self, task: Task, seed: int, num_envs: int) -> None:
+        super().__init__(task, seed, num_envs)
+        self.net, self.target = (
+            nn.ModuleDict(
+                {"agent": layers(self.sees, self.actions), "mixer": Mixer(self.agents, self.sees * self.agents)}
+            )
+            for _ in range(2)
+        )
+        self.target.load_state_dict(self.net.state_dict())
+        self.optimizer = torch.optim.Adam(self.net.parameters(), LEARNING_RATE, fused=True)
+        values = self.net["agent"]
+
+        @torch.no_grad()
+        def best(rows: Rows) -> NDArray[np.int64]:
+            mask = torch.from_numpy(rows.action_mask) if "action_mask" in rows else None
+            return best_of(values(torch.from_numpy(rows.obs)), mask).numpy()
+
+        decay = int(EXPLORING * task.steps / 10 / num_envs)
+        self.collector = marlvec.Collector(
+            self.envs,
+            marlvec.FunctionPolicy(best),
+            agent_connectors=[team_reward, AgentIndicator()],
+            action_connectors=[EpsilonGreedy(1.0, final=0.05, decay_steps=decay)],
+            seed=seed,
+            evaluation_envs=self.others,
+        )
+        parts = {"net": self.net, "target": self.target, "optimizer": self.optimizer}
+        self.learned = {"collector": self.collector, "learner": parts}
+
+    def advance(self, done: int) -> int:
+        batch = self.collector.collect(env_steps=self.num_envs * Q_STEPS)
+        rows = batch["main"]
+        order, size = by_moment(rows, self.agents), batch.env_steps
+        place = np.arange(done, done + size) % MEMORY
+        for name in (*NEEDED, *(["next_action_mask"] if "next_action_mask" in rows else [])):
+            if name not in self.memory:
+                self.memory[name] = np.zeros((MEMORY, *order.shape[1:], *rows[name].shape[1:]), rows[name].dtype)
+            self.memory[name][place] = rows[name][order]
+        done += size
+        rng = np.random.default_rng([self.seed, done])
+        for index in rng.integers(min(done, MEMORY), size=(Q_UPDATES, Q_MINIBATCH)):
+            self.update({name: torch.from_numpy(column[index]) for name, column in self.memory.items()})
+        if done // size % Q_TARGET == 0:
+            self.target.load_state_dict(self.net.state_dict())
+        return size
+
+    def update(self, part: Mapping[str, torch.Tensor]) -> None:
+        """Take one step on env steps of the memory, (M, A, …)."""
+        obs, after = part["obs"], part["next_obs"]
+        with torch.no_grad():
+            then = best_of(self.net["agent"](after), part.get("next_action_mask"))[..., None]
+            later = self.target["agent"](after).gather(-1, then)[..., 0]
+            goes_on = (~part["terminated"].all(1)).float()
+            worth = self.target["mixer"](later, after.flatten(1))
+            goal = part["rewards"][:, 0].float() + GAMMA * goes_on * worth
+        chosen = self.net["agent"](obs).gather(-1, part["actions_executed"][..., None])[..., 0]
+        self.optimizer.zero_grad()
+        (self.net["mixer"](chosen, obs.flatten(1)) - goal).square().mean().backward()
+        nn.utils.clip_grad_norm_(self.net.parameters(), 10.0)
+        self.optimizer.step()
+
+
+def best_of(values: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+    """Return the numbers of the best allowed actions."""
+    return (values if mask is None else values.masked_fill(~mask, -torch.inf)).argmax(-1)
+
+
+def training_of(task: Task, algorithm: str, seed: int) -> Training:
+    """Return a training at its start."""
+    if algorithm == "qmix":
+        return Qmix(task, seed, Q_ENVS)
+    return Ppo(task, seed, NUM_ENVS, joint=algorithm == "mappo")
+
+
+def steps_of(name: str, algorithm: str) -> int:
+    """Return the env steps of a whole training: QMIX has a tenth of the others'."""
+    return TASKS[name].steps // (10 if algorithm == "qmix" else 1)
 
 
 def train(name: str, algorithm: str, seed: int, *, steps: int | None = None, runs: Path = RUNS) -> Iterator[Row]:
@@ -222,26 +344,26 @@ def train(name: str, algorithm: str, seed: int, *, steps: int | None = None, run
     """
     torch.set_num_threads(1)
     task, folder = TASKS[name], runs / f"{name}-{algorithm}-{seed}"
-    training = Training(task, algorithm, seed, num_envs=NUM_ENVS)
+    training, total = training_of(task, algorithm, seed), steps_of(name, algorithm)
     curve, seconds, wall, done = [], 0.0, 0.0, 0
     if (folder / "last.npz").exists():
         progress = marlvec.load_checkpoint(folder, **training.learned)
         curve, seconds, wall, done = (progress[key] for key in ("curve", "seconds", "wall", "done"))
+        training.memory.update({key: np.array(column) for key, column in progress.get("memory", {}).items()})
     try:
         while True:
-            if done >= len(curve) * task.steps / EVALUATIONS:
+            if done >= len(curve) * total / EVALUATIONS:
                 curve.append([done, round(training.evaluate(), 3)])
                 progress = {"curve": curve, "seconds": seconds, "wall": wall, "done": done}
-                marlvec.save_checkpoint(folder, **training.learned, progress=progress)
+                kept = {**progress, "memory": training.memory} if training.memory else progress
+                marlvec.save_checkpoint(folder, **training.learned, progress=kept)
                 times = {"processor seconds": round(seconds, 3), "seconds": round(wall, 3)}
                 row = {"task": name, "algorithm": algorithm, "seed": seed, "env": task.env, "steps": done}
                 yield {**row, **times, "curve": [list(point) for point in curve], **where()}
-                if done >= (steps or task.steps):
+                if done >= (steps or total):
                     return
             began = time.process_time(), time.perf_counter()
-            batch = training.collector.collect(env_steps=NUM_ENVS * NUM_STEPS)
-            done += batch.env_steps
-            training.update(batch["main"], done)
+            done += training.advance(done)
             seconds, wall = seconds + time.process_time() - began[0], wall + time.perf_counter() - began[1]
     finally:
         training.close()
@@ -364,8 +486,8 @@ RETURNS = f"""
 ## Returns
 
 Means of {EPISODES} episodes, played at every {EVALUATIONS}th of a training: the best mean, and the last. A return is
-the sum over agents and steps; actions are drawn, as in EPyMARL's tests. With several seeds: the mean over seeds, and
-half the width of its 95 % interval (Student's t).
+the sum over agents and steps; as in EPyMARL's tests, IPPO and MAPPO draw actions. With several seeds: the mean over
+seeds, and half the width of its 95 % interval (Student's t).
 
 """
 DIFFERENCES = f"""
@@ -379,18 +501,20 @@ DIFFERENCES = f"""
 - **Steps.** EPyMARL's authors trained on-policy methods for ten times the steps of their figures, 40 M in the warehouse
   ([issues 9](https://github.com/uoe-agents/epymarl/issues/9) and
   [24](https://github.com/uoe-agents/epymarl/issues/24)); its settings for MAPPO and IPPO say 20 M, which is what the
-  other tasks have here.
+  other tasks have here. QMIX has a tenth.
 - **Method.** Nets have two layers of {WIDTH} without recurrence. Batches are {NUM_ENVS} envs × {NUM_STEPS} steps,
   {EPOCHS} epochs of minibatches of {MINIBATCH:,} env steps. Advantages are GAE's ({GAMMA}, {LAMBDA}) and standardized;
   EPyMARL has 10 envs, whole episodes, one gradient step an epoch, n-step returns with a target critic, and standardized
-  rewards.
+  rewards. QMIX is double Q-learning over single env steps, {Q_UPDATES} updates of {Q_MINIBATCH:,} for
+  {Q_ENVS} envs × {Q_STEPS} steps.
 - **Critic.** MAPPO's critic sees all agents' observations once, and gives one value for the team; EPyMARL's also sees
   the agent's number, and gives a value for each agent.
 
 ## Not run
 
-{{missing}}. `simple_adversary` and `simple_tag` need opponents that EPyMARL has trained. QMIX is not written yet. Rows
-with fewer env steps than the task's were stopped. `python -m benchmarks.paper_table` trains the rest.
+{{missing}}
+`simple_adversary` and `simple_tag` need opponents that EPyMARL has trained. Rows with fewer env steps than the task's
+were stopped. `python -m benchmarks.paper_table` trains the rest.
 """
 WHERE = """Four fifths of
 marlvec's time are PPO's gradient steps, four passes over each batch as in EPyMARL, so that even faster envs would gain
@@ -443,7 +567,7 @@ def returns_table(rows: Sequence[Row]) -> str:
                 last = spread([row["curve"][-1][1] for row in chosen])
                 minutes = sum(row["processor seconds"] for row in chosen) / len(chosen) / 60
                 text += f"| {task} | {algorithm.upper()} | {len(chosen)} | {best} | {last} "
-                steps = f"{min(row['steps'] for row in chosen) / 1e6:.0f} of {TASKS[task].steps / 1e6:.0f} M"
+                steps = f"{min(row['steps'] for row in chosen) / 1e6:.0f} of {steps_of(task, algorithm) / 1e6:.0f} M"
                 text += f"| {steps} | {rate(chosen):,.0f} | {minutes:.0f} |\n"
     return text
 
@@ -463,7 +587,7 @@ def missing(found: Mapping[str, Sequence[Row]]) -> str:
         for task in TASKS:
             if not rows_of(found["rows"], task, algorithm):
                 left.setdefault(algorithm, []).append(f"`{task}`")
-    return "; ".join(f"{algorithm.upper()} on {', '.join(tasks)}" for algorithm, tasks in left.items()) or "Nothing"
+    return "".join(f"- {algorithm.upper()}: {', '.join(tasks)}.\n" for algorithm, tasks in left.items())
 
 
 def write_page() -> None:
@@ -475,7 +599,7 @@ def main() -> None:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("tasks", nargs="*", metavar="TASK", help=f"all if none is named: {', '.join(TASKS)}")
-    parser.add_argument("--algorithm", choices=ALGORITHMS, action="append", help="both if none is named")
+    parser.add_argument("--algorithm", choices=ALGORITHMS, action="append", help="all if none is named")
     parser.add_argument("--seeds", type=int, default=1, help="seeds 0, 1, … of each row, at most five")
     parser.add_argument(
         "--steps", type=int, help="stop a row at the next evaluation after these env steps; a later run continues it"
@@ -510,7 +634,7 @@ def main() -> None:
 
 def train_row(name: str, algorithm: str, seed: int, steps: int | None, path: Path, runs: Path) -> None:
     """Train a row and show how far it is, unless the results have it."""
-    total = steps or TASKS[name].steps
+    total = steps or steps_of(name, algorithm)
     known = rows_of(results(path)["rows"], name, algorithm)
     if any(row["seed"] == seed and row["steps"] >= total for row in known):
         return
