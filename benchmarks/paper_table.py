@@ -60,7 +60,7 @@ Row = Mapping[str, Any]
 NUM_ENVS, NUM_STEPS, MINIBATCH = 256, 64, 2_048  # envs, steps of each a batch, env steps a minibatch
 LEARNING_RATE, EPOCHS, CLIP, ENTROPY, GAMMA, LAMBDA, WIDTH = 5e-4, 4, 0.2, 0.01, 0.99, 0.95, 128
 Q_ENVS, Q_STEPS, Q_UPDATES, Q_MINIBATCH, Q_TARGET = 32, 8, 8, 1_024, 25  # updates a batch; batches a target
-MEMORY, MIXING, EXPLORING = 100_000, 32, 0.05  # env steps; width of the mixer; share of the training
+MEMORY, MIXING, EXPLORING = 250_000, 32, 0.1  # env steps; width of the mixer; share of the training
 NEEDED = "obs", "next_obs", "actions_executed", "rewards", "terminated"
 
 
@@ -263,6 +263,7 @@ class Qmix(Training):
         )
         self.target.load_state_dict(self.net.state_dict())
         self.optimizer = torch.optim.Adam(self.net.parameters(), LEARNING_RATE, fused=True)
+        self.scale = 1.0  # of rewards: their standard deviation in the memory
         values = self.net["agent"]
 
         @torch.no_grad()
@@ -292,6 +293,7 @@ class Qmix(Training):
                 self.memory[name] = np.zeros((MEMORY, *order.shape[1:], *rows[name].shape[1:]), rows[name].dtype)
             self.memory[name][place] = rows[name][order]
         done += size
+        self.scale = max(float(self.memory["rewards"][: min(done, MEMORY), 0].std()), 0.01)
         rng = np.random.default_rng([self.seed, done])
         for index in rng.integers(min(done, MEMORY), size=(Q_UPDATES, Q_MINIBATCH)):
             self.update({name: torch.from_numpy(column[index]) for name, column in self.memory.items()})
@@ -307,7 +309,7 @@ class Qmix(Training):
             later = self.target["agent"](after).gather(-1, then)[..., 0]
             goes_on = (~part["terminated"].all(1)).float()
             worth = self.target["mixer"](later, after.flatten(1))
-            goal = part["rewards"][:, 0].float() + GAMMA * goes_on * worth
+            goal = part["rewards"][:, 0].float() / self.scale + GAMMA * goes_on * worth
         chosen = self.net["agent"](obs).gather(-1, part["actions_executed"][..., None])[..., 0]
         self.optimizer.zero_grad()
         (self.net["mixer"](chosen, obs.flatten(1)) - goal).square().mean().backward()
@@ -514,7 +516,9 @@ DIFFERENCES = f"""
 
 {{missing}}
 `simple_adversary` and `simple_tag` need opponents that EPyMARL has trained. Rows with fewer env steps than the task's
-were stopped. `python -m benchmarks.paper_table` trains the rest.
+were stopped. `python -m benchmarks.paper_table` trains the rest. QMIX improves simple_spread within 30,000 env steps; on
+`lbf-8x8-2p-2f-coop` it had learned nothing after 400,000, with a memory of 100,000 env steps and rewards as they are. Its
+memory and the scale of its rewards are EPyMARL's now, and it is not run again yet.
 """
 WHERE = """Four fifths of
 marlvec's time are PPO's gradient steps, four passes over each batch as in EPyMARL, so that even faster envs would gain
