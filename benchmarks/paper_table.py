@@ -516,9 +516,11 @@ DIFFERENCES = f"""
 
 {{missing}}
 `simple_adversary` and `simple_tag` need opponents that EPyMARL has trained. Rows with fewer env steps than the task's
-were stopped. `python -m benchmarks.paper_table` trains the rest. QMIX improves simple_spread within 30,000 env steps; on
-`lbf-8x8-2p-2f-coop` it had learned nothing after 400,000, with a memory of 100,000 env steps and rewards as they are. Its
-memory and the scale of its rewards are EPyMARL's now, and it is not run again yet.
+were stopped. `python -m benchmarks.paper_table` trains the rest.
+
+QMIX had learned nothing on `lbf-8x8-2p-2f-coop` after 400,000 env steps, with a memory of 100,000 and rewards as they
+are. Like EPyMARL's, its memory now has 250,000, and its rewards are divided by their standard deviation; it was not run
+again.
 """
 WHERE = """Four fifths of
 marlvec's time are PPO's gradient steps, four passes over each batch as in EPyMARL, so that even faster envs would gain
