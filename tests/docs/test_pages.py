@@ -43,6 +43,7 @@ LIBRARIES = (
 TRAINING = (
     "ppo_simple_spread",
     "mappo_simple_tag",
+    "mappo_rware",
     "mappo_smax",
     "league_hex",
     "maddpg_simple_spread",

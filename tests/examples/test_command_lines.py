@@ -51,6 +51,7 @@ NEEDS = {"sb3": ("stable_baselines3", "sb3_contrib"), "torchrl": ("torchrl",), "
 ELSEWHERE = {
     "ippo_foraging",
     "maddpg_simple_spread",
+    "mappo_rware",
     "mappo_simple_tag",
     "ppo_simple_spread",
     "qmix_simple_spread",

@@ -23,10 +23,10 @@ pytest.importorskip("torch", reason="torch is not installed, and `run` looks aft
 # --- Scripts that learn by PPO: they do learn, and after a break a training comes to the same numbers as without one
 
 
-PPO_SCRIPTS = ["ppo_simple_spread", "mappo_simple_tag", "ippo_foraging"]
+PPO_SCRIPTS = ["ppo_simple_spread", "mappo_simple_tag", "mappo_rware", "ippo_foraging"]
 SMALL = ("--num-envs", 16, "--games", 16, "--seed", 3, "--track")
 UPDATE = 16 * 25  # env steps
-MORE = {"ippo_foraging": ("--num-steps", 25)}
+MORE = {"ippo_foraging": ("--num-steps", 25), "mappo_rware": ("--num-steps", 25)}
 
 
 @pytest.mark.slow("trains")
@@ -70,6 +70,18 @@ def test_players_learn_to_forage(tmp_path: Path, capsys: pytest.CaptureFixture[s
     random, trained = map(float, found.groups())
     assert 0.4 < random < 0.55
     assert trained > 1.6 * random  # seeds 0 to 4 come to 2.1, 2.1, 2.0, 2.1, 2.2 of it
+
+
+@pytest.mark.slow("trains")
+def test_robots_learn_to_deliver(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("numba", reason="compiled envs need it")
+    easy = ("--env", "rware/rware-tiny-4ag-easy-v2", "--num-envs", 32, "--games", 64, "--backend", "native")
+    run("mappo_rware", "--total-timesteps", 200_000, *easy, "--checkpoint", tmp_path)
+    found = re.search(r"deliveries an episode: (\S+) at random, (\S+) trained", capsys.readouterr().out)
+    assert found
+    random, trained = map(float, found.groups())
+    assert 0.1 < random < 0.5
+    assert trained > 1.5 * random  # seed 0 comes to 3 times as many
 
 
 # --- Scripts that learn from a replay memory
@@ -159,6 +171,7 @@ def test_value_decomposition_stays_within_masks(mixer: str, tmp_path: Path) -> N
         ("ppo_simple_spread", "sync"),
         ("mappo_simple_tag", "native"),
         ("ippo_foraging", "native"),
+        ("mappo_rware", "native"),
     ],
 )
 def test_a_training_that_goes_on_comes_to_the_same_numbers(script: str, backend: str, tmp_path: Path) -> None:
@@ -180,6 +193,8 @@ def test_a_training_that_goes_on_comes_to_the_same_numbers(script: str, backend:
 def test_every_backend_comes_to_the_same_numbers(script: str, tmp_path: Path) -> None:
     if script == "ippo_foraging":
         pytest.importorskip("lbforaging", reason="the extra `lbf` is not installed")
+    if script == "mappo_rware":
+        pytest.importorskip("rware", reason="the extra `rware` is not installed")
     small = (*SMALL, *MORE.get(script, ()), "--total-timesteps", 2 * UPDATE)
     for backend in ("native", "sync"):
         run(script, *small, "--checkpoint", tmp_path / backend, "--backend", backend)
