@@ -225,7 +225,7 @@ class EpisodeTracker:
         return int(self.eps_id_N[env_id]), env_id, int(self.number_N[env_id])
 
     def add_rewards(self, envs: IntArray | slice, rewards_nA: FloatArray, *, stay: bool) -> None:
-        """Add the rewards of one step of these envs, of acting and waiting agents; ``stay``: nobody changes them."""
+        """Add the rewards of one step of these envs, of acting and waiting agents; ``stay``: they stay as they are."""
         if self._step_NA is not None:
             self._add_up()
         if stay and len(rewards_nA) == len(self.steps_N):  # the same in a third of the time

@@ -577,7 +577,7 @@ class PolicyRunner:
 
     @property
     def remembers(self) -> bool:
-        """Whether its connectors are to be told of new episodes."""
+        """Whether its connectors forget something where episodes begin."""
         return self.agent_connectors.is_forgetful or self.action_connectors.is_forgetful
 
     def reset_connectors(self, env_ids: IntArray) -> None:
