@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -191,30 +192,30 @@ def status_of(result: Mapping[str, Any], problem: str) -> str:
 HEAD = """# Packages that were tried
 
 For those who have an env of one of these packages, and ask whether it works here and what to watch for. Each was
-installed at this version in a virtual environment of its own, and its env played by a plain loop and by `make()`:
-observations, rewards, flags, masks and final observations of 4 envs were compared bit for bit. Traps are what the env
-does by itself, with marlvec or without.
+installed at this version in a virtual environment of its own, and played by a plain loop and by `make()`: observations,
+rewards, flags, masks and final observations of 4 envs were compared bit for bit. Traps are the env's own, also without
+marlvec (copies: by pickle and deepcopy); [findings](REPO/tree/main/findings) has scripts that show some. µs are a
+step's processor time with `backend="sync"`, on a shared machine: take their size, not their digits.
 
-`python -m benchmarks.env_packages NAME` repeats a row. Dates, versions of Gymnasium, PettingZoo and numpy, and full
-texts are in [env_packages.json](REPO/blob/main/benchmarks/env_packages.json); scripts in
-[findings](REPO/tree/main/findings) show a trap without marlvec. µs are those of processor time for a step of one env by
-`backend="sync"`, on a machine that was shared: take their size, not their digits.
+`python -m benchmarks.env_packages NAME` repeats a row. Dates, versions and full texts are in
+[env_packages.json](REPO/blob/main/benchmarks/env_packages.json).
 
 """.replace("REPO", REPOSITORY)
 EQUAL = """<div class="calls" markdown>
 
 ## Played like a plain loop
 
-Unless a row says otherwise: `"sync"` and `"async"`, all three autoreset modes, 200 steps.
+Unless a row says otherwise, 200 steps are equal with `"sync"` and `"async"`, in all three autoreset modes, and
+`check_env` finds nothing.
 
-| package | API | in marlvec | equal | `check_env` | traps | µs |
-| --- | --- | --- | --- | --- | --- | --- |
+| package | API | in marlvec | what to watch for | µs |
+| --- | --- | --- | --- | --- |
 """
 OTHER = """
 ## Refused, or not run
 
-| package | tried | what came of it |
-| --- | --- | --- |
+| package | what came of it |
+| --- | --- |
 """
 
 
@@ -229,20 +230,14 @@ def page(known: Mapping[str, Any], found: Mapping[str, Any]) -> str:
             title(name, entry, result),
             result.get("api", ""),
             code(entry["line"]),
-            equal_words(result),
-            check_words(result),
-            trap_words(entry, result),
+            remarks(entry, result),
             f"{result['us a step']:,.0f}" if "us a step" in result else "",
         )
         text += f"| {' | '.join(cells)} |\n"
     text += OTHER
     for name in rest:
         entry, result = known[name], found[name]
-        cells = (
-            title(name, entry, result),
-            result["date"],
-            " ".join(filter(None, (why(result), entry.get("note", "")))),
-        )
+        cells = (title(name, entry, result), " ".join(filter(None, (why(result), entry.get("note", "")))))
         text += f"| {' | '.join(cells)} |\n"
     return f"{text}\n</div>\n"
 
@@ -259,6 +254,17 @@ def code(line: str) -> str:
     return line if "`" in line else "`" + line.replace("|", "\\|") + "`"
 
 
+def remarks(entry: Mapping[str, Any], result: Mapping[str, Any]) -> str:
+    """Return what a row says about a package beyond "equal, and no findings"."""
+    equal, checks = equal_words(result).replace("yes, ", "equal over "), check_words(result)
+    words = [
+        "" if equal == "yes" else f"{equal[0].upper()}{equal[1:]}.",
+        f"`check_env`: {checks}." if checks not in ("", "nothing") else "",
+        trap_words(entry, result),
+    ]
+    return " ".join(filter(None, words))
+
+
 def equal_words(result: Mapping[str, Any]) -> str:
     """Return in which modes the rows were those of a plain loop."""
     equal = result.get("equal", {})
@@ -268,7 +274,7 @@ def equal_words(result: Mapping[str, Any]) -> str:
     steps = {value["steps"] for value in equal.values() if not isinstance(value, str)}
     if not bad:
         asked = "yes" if steps == {200} else f"yes, {min(steps)} steps or more"
-        return asked if len(equal) == 6 else f"{asked}, {', '.join(sorted(equal))}"
+        return asked if len(equal) == 6 else f"{asked}, only {', '.join(sorted(equal))}"
     if result.get("traps", {}).get("seed repeats in a new env") is False:
         return "no two envs of one seed are alike"
     first = next(iter(bad.items()))
@@ -318,10 +324,12 @@ def trap_words(entry: Mapping[str, Any], result: Mapping[str, Any]) -> str:
 
 def copy_words(copies: Mapping[str, str]) -> str:
     """Return what is wrong with copies of an env, by pickle and by deepcopy."""
-    wrong = {}
+    short, wrong = "copies lose the state", {}
     for how, what in copies.items():
-        wrong.setdefault("copies are at another state" if what == "another state" else what, []).append(how)
-    return "; ".join(f"{what} ({', '.join(ways)})" for what, ways in wrong.items())
+        wrong.setdefault(short if what == "another state" else what, []).append(how)
+    return "; ".join(
+        short if (what, len(ways)) == (short, 2) else f"{what} ({', '.join(ways)})" for what, ways in wrong.items()
+    )
 
 
 def why(result: Mapping[str, Any]) -> str:
@@ -334,14 +342,21 @@ def why(result: Mapping[str, Any]) -> str:
         return f"Cannot be installed beside marlvec: {cell(reason, 220).rstrip('.')}."
     first = next(iter(result.get("equal", {}).values()), "")
     text = result.get("raises") or result.get("refused") or result.get("why") or first
-    before, got, rest = text.partition("Got an object of type ")
-    text = f"none of the forms that marlvec takes, but {rest.partition('. ')[0]}." if got else before
+    before, got, _ = text.partition("Got an object of type ")
+    text = "in none of the forms that marlvec takes." if got else _of_one_env(before)
     head = {
         "raises": "Its constructor raises" if "raises" in result else "Raises",
         "refused": "Refused",
         "stopped": "Stopped",
     }[status]
-    return f"{head}: {cell(text, 260)}"
+    words = cell(text, 130)
+    return f"{head}: {words}{'' if words.endswith(('.', '…')) else '.'}"
+
+
+def _of_one_env(text: str) -> str:
+    """Return the text of marlvec's error about env 0, without its class and without the other envs' texts."""
+    one = re.split(r"\s+env 1[, ]", text)[0]
+    return re.sub(r"^Env(ContractError|Raised): env 0(, __init__\(\):|,| raised in) ", "", one)
 
 
 def cell(text: str, size: int) -> str:

@@ -12,6 +12,7 @@ import argparse
 import importlib.util
 import inspect
 import os
+import re
 import time
 import tomllib
 import warnings
@@ -94,7 +95,7 @@ def arguments_of(env_id: str) -> str:
 
 def short(space: Any) -> str:
     """Return a space as it fits a cell."""
-    text = str(space).replace("-inf, inf, ", "")
+    text = re.sub(r"Box\(0, 255, (\(.*\)), uint8\)", r"uint8 \1", str(space).replace("-inf, inf, ", ""))
     return text if len(text) < 60 else f"{type(space).__name__}{getattr(space, 'shape', '')}"
 
 
@@ -119,6 +120,7 @@ def write(family: str) -> None:
     """Write the page of a family."""
     own = FAMILIES[family]
     rows = {env_id: row(env_id, rewards) for env_id, rewards in own["rewards"].items()}
+    compiled = any("compiled" in line for line, _ in rows.values())
     lines = [
         f"# {own['title']}",
         "",
@@ -128,15 +130,15 @@ def write(family: str) -> None:
         "| --- | --- | --- | --- | --- | --- |",
         *(line for line, _ in rows.values()),
         "",
-        "µs are processor time of one env step with random actions on one core, in this process; *compiled* is",
-        '`backend="native"` with 1,024 envs.',
+        "µs are a step's processor time, with random actions."
+        + (' *Compiled*: `backend="native"`, 1,024 envs.' if compiled else ""),
         "",
     ]
     common = {arguments for _, arguments in rows.values()}
     if len(common) == 1 and "" not in common:
-        lines += ["## Arguments", "", f"All of them take `{common.pop()}`.", ""]
+        lines += ["## Arguments of make()", "", f"All of them take `{common.pop()}`.", ""]
     elif any(common):
-        lines += ["## Arguments", "", "Keyword arguments of `make()` go to the env:", ""]
+        lines += ["## Arguments of make()", ""]
         lines += [f"- `{name_of(env_id)}`: `{found}`" for env_id, (_, found) in rows.items() if found]
         lines.append("")
     lines.append(f"`python benchmarks/env_pages.py {family}` writes this page.")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import chain, count
 from reprlib import repr as short
 from time import perf_counter_ns
-from typing import Any, Generic, NamedTuple, Self, TypeGuard, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeGuard, TypeVar
 
 from gymnasium.spaces import Space
 
@@ -125,6 +125,9 @@ class Pipeline(Connector, Generic[P]):
     policy_id: str | None = _shared("policy_id")
     """Id of the policy it belongs to; set by the collector."""
 
+    edits: ClassVar[int] = 0
+    """Counts edits of all pipelines and settings of their spaces: what follows from pieces may be another after one."""
+
     _side: type[Connector]
     _section: str = ""  # of a file of `save_policy`
     _needs_space: bool = True  # False: also runs unbound
@@ -201,6 +204,12 @@ class Pipeline(Connector, Generic[P]):
     def reset(self, env_ids: EnvIds | None = None) -> None:
         for piece in (self._program or self._compile()).forgetful:
             piece.reset(env_ids)
+
+    @property
+    def is_forgetful(self) -> bool:
+        """Whether any piece overrides `reset`."""
+        own = type(self).reset is not Pipeline.reset
+        return own or bool((self._program or self._compile()).forgetful)
 
     @property
     def is_watchful(self) -> bool:
@@ -450,6 +459,7 @@ class Pipeline(Connector, Generic[P]):
         at: Pipeline[Any] | None = self
         while at is not None:
             at._program = None
+            Pipeline.edits += 1
             at.changes_length = any(stage.piece.changes_length for stage in at._stages)
             at.across_agents = any(stage.piece.across_agents for stage in at._stages)
             at = at._owner
@@ -621,6 +631,7 @@ class Pipeline(Connector, Generic[P]):
         around: Pipeline[Any] | None = self
         while around is not None:  # which pieces change nothing depends on the space
             around._program = None
+            Pipeline.edits += 1
             around = around._owner
 
     def _refresh(self) -> None:

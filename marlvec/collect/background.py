@@ -186,18 +186,18 @@ class Background(ProcessBound):
     Leaving the block, or `close`, stops the thread between two steps of the envs and waits for it. Finished batches can
     still be taken by iterating; rows of an unfinished batch begin the collector's next batch.
 
-    ``settle`` receives pending replies once the thread has ended; ``made`` are finished batches that already wait.
+    ``receive_pending`` is called once the thread has ended; ``made`` are finished batches that already wait.
     """
 
     def __init__(
         self,
         fill: Fill,
-        settle: Callable[[], None],
+        receive_pending: Callable[[], None],
         course: BatchSchedule,
         ahead: int,
         made: Iterable[MultiAgentBatch] = (),
     ) -> None:
-        self._fill, self._settle, self._course, self._ahead = fill, settle, course, ahead
+        self._fill, self._receive_pending, self._course, self._ahead = fill, receive_pending, course, ahead
         # The lock itself is entered and left in C, where no interrupt comes between. Condition's own `with` is Python.
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
@@ -335,7 +335,7 @@ class Background(ProcessBound):
             error = raised
         try:
             if self._stopping and error is None:
-                self._settle()
+                self._receive_pending()
         except BaseException as raised:
             error = raised
         with self._lock:

@@ -462,14 +462,16 @@ class Collector(ProcessBound, StatefulCollector, BatchSource):
         course = BatchSchedule(goal, None if total is None else count_from(total, f"background(total={total!r})"))
         number = count_from(ahead, f"background(ahead={ahead!r})")
         self._check_foreground("background")
-        self._background = Background(self._fill, self._settle, course, number, self._take_waiting(course, goal))
+        self._background = Background(
+            self._fill, self._receive_pending, course, number, self._take_waiting(course, goal)
+        )
         return self._background
 
-    def _settle(self) -> None:
+    def _receive_pending(self) -> None:
         """Receive pending replies of the envs."""
         if not self._loop.is_dirty:
             with self._update_lock:
-                self._loop.settle()
+                self._loop.receive_pending()
 
     def updating(self) -> AbstractContextManager[None]:
         """Context in which to change weights, or anything else that may change between two calls of `collect`.

@@ -18,6 +18,7 @@ from marlvec.serialization.saved import Saved, SavedField, State, array_field, a
 
 IntArray = NDArray[np.int64]
 BoolArray = NDArray[np.bool_]
+FloatArray = NDArray[np.float64]
 _EPISODE_STREAM = 0x657069736F6465  # "episode"
 _SHARED_STREAM = 0x736861726564  # "shared"
 
@@ -76,7 +77,7 @@ class EpisodeTracker:
     """Per-env and per-lane accounts of the running episodes.
 
     A lane is one (env, agent), number ``env * A + agent``; arrays named ``_L`` are over lanes. Each change of
-    ``eps_id_N``, ``ended_N`` and ``number_N`` makes another array: published states keep the old ones.
+    ``eps_id_N``, ``ended_N`` and ``number_N`` makes another array: published states keep the old ones, and rows do.
     """
 
     def __init__(
@@ -90,21 +91,26 @@ class EpisodeTracker:
         self.policy_NA = np.zeros((n, a), np.int64)  # number of the policy that plays each agent in the running episode
         self.eps_id_N = np.full(n, -1, np.int64)  # id of the running episode, or -1
         self.ended_N = np.zeros(n, np.int64)  # episodes of an env with smaller ids than this have ended
-        self.steps_N = np.zeros(n, np.int64)  # env steps since the collector was made or reset
-        self.turn_L = np.zeros(n * a, np.int64)  # decisions made in the running episode
+        # decisions made in the running episode; while rows have it, or parts of it, another array is made to count
+        self.turn_L = np.zeros(n * a, np.int64)
+        self._turns_are_lent = False
         # Accounts that an episode resets are in joint arrays, so that a few writes reset them.
         self._rewards_2NA = np.zeros((2, n, a), np.float64)
         self._flags_3NA = np.zeros((3, n, a), np.bool_)
-        self._lengths_2N = np.zeros((2, n), np.int64)
+        counts_3N = np.zeros((3, n), np.int64)
+        self._made_2N, self._lengths_2N = counts_3N[:2], counts_3N[1:]
+        self.steps_N = counts_3N[0]  # env steps since the collector was made or reset
         self._owed_NA, self._returns_NA = self._rewards_2NA
+        self._step_NA: FloatArray | None = None  # rewards of the last step, which are owed beside those
+        self._owes = False  # whether any of those may be others than 0
+        self._all_are_seen = False  # whether all agents are known to have had their first row
         self.seen_NA, self._present_NA, self._truncated_NA = self._flags_3NA
-        self._all_are_present = False
+        self.all_are_present = False  # whether all agents are known to have been in their episodes
         self.length_N, self._handed_N = self._lengths_2N  # the second: how much of it batches have counted
-        self.owed_L, self.seen_L = self._owed_NA.reshape(-1), self.seen_NA.reshape(-1)
+        self._owed_L, self.seen_L = self._owed_NA.reshape(-1), self.seen_NA.reshape(-1)
         self._truncated_L = self._truncated_NA.reshape(-1)
         self.number_N = np.full(n, -1, np.int64)  # it is the env's n-th episode that runs or ran last
         self._began_N = np.zeros(n, np.float64)
-        self._turn_NA = self.turn_L.reshape(n, a)
         self._next_id_N = first_id + np.arange(n)  # of each env's next episode
         self.untrained: set[int] = set()  # ids of episodes that are for no batch
         self._function = mapping if callable(mapping) else None
@@ -165,10 +171,11 @@ class EpisodeTracker:
         numbers = self.number_N[env_ids] + 1
         self.number_N = self.number_N.copy()
         self.number_N[env_ids] = numbers
+        self._add_up()
         for array in (self._rewards_2NA, self._flags_3NA, self._lengths_2N):
             array[:, env_ids] = 0
-        self._turn_NA[env_ids] = 0
-        self._all_are_present = False
+        self._own_turns()[env_ids] = 0
+        self.all_are_present = self._all_are_seen = False
         self._began_N[env_ids] = perf_counter()
         function = self._function
         if function is None or not len(env_ids):
@@ -217,40 +224,87 @@ class EpisodeTracker:
         """The running episode's id, its env, and its number there."""
         return int(self.eps_id_N[env_id]), env_id, int(self.number_N[env_id])
 
-    def add_rewards(self, envs: IntArray | slice, rewards_nA: NDArray[np.float64]) -> None:
-        """Add the rewards of one step of these envs, of acting and waiting agents."""
-        if len(rewards_nA) == len(self.steps_N):  # the same in half the time
+    def add_rewards(self, envs: IntArray | slice, rewards_nA: FloatArray, *, stay: bool) -> None:
+        """Add the rewards of one step of these envs, of acting and waiting agents; ``stay``: nobody changes them."""
+        if self._step_NA is not None:
+            self._add_up()
+        if stay and len(rewards_nA) == len(self.steps_N):  # the same in a third of the time
             self._returns_NA += rewards_nA
-            self._owed_NA += rewards_nA
-            self.length_N += 1
-            self.steps_N += 1
+            self._step_NA = rewards_nA
+            self._made_2N += 1
             return
         self._rewards_2NA[:, envs] += rewards_nA
-        self.length_N[envs] += 1
-        self.steps_N[envs] += 1
+        self._made_2N[:, envs] += 1
+        self._owes = True
 
-    def settle(self, lanes: IntArray, places: Where) -> tuple[NDArray[np.float64], BoolArray | None]:
+    def _add_up(self) -> None:
+        """Put all rewards that are owed into one array."""
+        if self._step_NA is not None:
+            self._owed_NA += self._step_NA
+            self._step_NA, self._owes = None, True
+
+    def pay(self, lanes: IntArray, places: Where) -> tuple[FloatArray, BoolArray | None]:
         """Return the rewards owed to agents that get their next rows, and which are an episode's first (None: none).
 
         ``lanes``: (n,); ``places``: the same as an index.
         """
-        seen, rewards = self.seen_L[places], self.owed_L[places]
+        self._add_up()
+        seen, rewards = self.seen_L[places], self._owed_L[places]
         if isinstance(places, slice):
             rewards = rewards.copy()
         if np.count_nonzero(seen) == len(lanes):
-            self.owed_L[places] = 0.0
+            self._owed_L[places] = 0.0
             return rewards, None
         first = ~seen  # rewards from before an agent's first row go to its first transition
         rewards[first] = 0.0
-        self.owed_L[lanes[seen]] = 0.0
+        self._owed_L[lanes[seen]] = 0.0
         self.seen_L[places] = True
         return rewards, first
 
+    def pay_all(self) -> FloatArray | None:
+        """Return the rewards owed to all agents, which get their next rows: (L,); None: it is the first one of some."""
+        if not self._all_are_seen:
+            if np.count_nonzero(self.seen_L) < len(self.seen_L):
+                return None
+            self._all_are_seen = True
+        step_NA = self._step_NA
+        if step_NA is not None and not self._owes:
+            self._step_NA = None
+            return (step_NA + 0.0).reshape(-1)  # as a sum has it: without -0.0
+        self._add_up()
+        rewards: FloatArray = self._owed_L.copy()
+        self._owed_L[:], self._owes = 0.0, False
+        return rewards
+
+    def turns(self, places: Where) -> IntArray:
+        """How many decisions lanes have made in the running episode; nothing writes into it."""
+        if isinstance(places, slice):
+            self._turns_are_lent = True
+        return self.turn_L[places]
+
+    def count_turns(self, places: Where, n: int) -> None:
+        """Each of these n lanes has made a decision."""
+        if n == len(self.turn_L):
+            self.turn_L, self._turns_are_lent = self.turn_L + 1, False
+        else:
+            self._own_turns()
+            self.turn_L[places] += 1
+
+    def _own_turns(self) -> IntArray:
+        """The decisions by env and agent, which no row has."""
+        if self._turns_are_lent:
+            self.turn_L, self._turns_are_lent = self.turn_L.copy(), False
+        return self.turn_L.reshape(self.policy_NA.shape)
+
+    def forget_seen(self, envs: IntArray | slice, agents_nA: BoolArray) -> None:
+        """These agents begin anew, with a first row."""
+        self.seen_NA[envs] &= ~agents_nA
+        self._all_are_seen = False
+
     def see(self, envs: IntArray | slice, alive_nA: BoolArray) -> None:
         """Note who is in the episode."""
-        if not self._all_are_present:
-            self._present_NA[envs] |= alive_nA
-            self._all_are_present = np.count_nonzero(self._present_NA) == self._present_NA.size
+        self._present_NA[envs] |= alive_nA
+        self.all_are_present = np.count_nonzero(self._present_NA) == self._present_NA.size
 
     def truncate(self, lanes: IntArray) -> None:
         """Note for which lanes the end was a truncation."""
@@ -272,7 +326,7 @@ class EpisodeTracker:
             number=self.number_N[env_ids],
             length=self.length_N[env_ids],
             returns=self._returns_NA[env_ids],
-            lengths=self._turn_NA[env_ids],
+            lengths=self.turn_L.reshape(self.policy_NA.shape)[env_ids],
             present=self._present_NA[env_ids],
             truncated=self._truncated_NA[env_ids],
             policy=self.policy_NA[env_ids],
@@ -285,15 +339,18 @@ class EpisodeTracker:
         """Mark these envs as without a running episode."""
         self._set_ids(env_ids, self._next_id_N[env_ids], run=False)
         self._lengths_2N[:, env_ids] = 0
-        self._turn_NA[env_ids] = 0
+        self._own_turns()[env_ids] = 0
 
     def get_state(self) -> State:
         """Return all accounts; policies by position in ``policies``, and the seconds that episodes have run."""
         policy_NA = np.full_like(self.policy_NA, -1)  # which it stays where none runs, and the policy is gone
         for place, number in enumerate(self._numbers.values()):
             policy_NA[self.policy_NA == number] = place
+        saved = {name: getattr(self, name).copy() for name in _SAVED}
+        if self._step_NA is not None:
+            saved["_rewards_2NA"][0] += self._step_NA
         return {
-            **{name: getattr(self, name).copy() for name in _SAVED},
+            **saved,
             "policy": policy_NA,
             "policies": list(self._numbers),
             "turns": self.turn_L.copy(),
@@ -309,7 +366,7 @@ class EpisodeTracker:
         seconds = array_field(state, "seconds", np.float64, self._began_N.shape, where)
         # Others hold these two, and views of the rest are held here: they are written to.
         written = [(getattr(self, name), new.pop(name)) for name in _WRITTEN]
-        written.append((self.turn_L, array_field(state, "turns", np.int64, self.turn_L.shape, where)))
+        turn_L = array_field(state, "turns", np.int64, self.turn_L.shape, where).copy()
         policy_NA = array_field(state, "policy", np.int64, self.policy_NA.shape, where)
         known = self._numbers.keys() - set(leaving)
         if set(state["policies"]) != known or not (policy_NA < len(known)).all():
@@ -326,7 +383,8 @@ class EpisodeTracker:
                 array[...] = values
             self.untrained.clear()
             self.untrained.update(untrained)
-            vars(self).update(new, _began_N=perf_counter() - seconds, _all_are_present=False)
+            vars(self).update(new, turn_L=turn_L, _turns_are_lent=False, _step_NA=None, _owes=True)
+            vars(self).update(_began_N=perf_counter() - seconds, all_are_present=False, _all_are_seen=False)
 
         return put
 
@@ -384,16 +442,13 @@ class EndedAgents(Saved):
         """Add whether any agent has ended."""
         return {**values, "any_gone": bool(values["_gone_NA"].any())}
 
-    def check(self, env_step: EnvStep, seen_NA: NDArray[np.bool_]) -> None:
-        """Restart agents that are alive again, and refuse any other ended agent that is to act.
-
-        ``seen_NA``: of which agents connectors have seen a row; set to False for those that are alive again.
-        """
+    def check(self, env_step: EnvStep, episodes: EpisodeTracker) -> None:
+        """Restart agents that are alive again, and refuse any other ended agent that is to act."""
         gone = self._gone_NA[env_step.where]
         back = gone & env_step.alive
         if back.any():
             self._gone_NA[env_step.where] = gone & ~back
-            seen_NA[env_step.where] &= ~back
+            episodes.forget_seen(env_step.where, back)
         wrong = env_step.acting & gone & ~back
         if wrong.any():
             i, a = np.argwhere(wrong)[0].tolist()

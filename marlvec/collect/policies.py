@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping, Sequence
 from contextlib import suppress
+from operator import attrgetter
 from typing import Any, TypeAlias, TypeVar, cast
 from weakref import ref
 
@@ -25,6 +26,7 @@ from marlvec.policies import Policy, PolicyLike, PolicyMap, as_policy
 from marlvec.policies.policy_map import policy_or_make
 from marlvec.serialization.saved import State, array_field, check_fields, flag_field, number_field
 from marlvec.serialization.values import array_from, plain_array
+from marlvec.trees import Tree
 from marlvec.vector.vector_env import VectorEnv
 
 AnyArray = NDArray[Any]
@@ -65,9 +67,10 @@ class PolicyRouter:
         self._env_L, self._agent_L = np.divmod(np.arange(policy_NA.size), len(agents))
         self._is_one_group = len(groups) == 1  # which has all agents, in order
         self._players: list[list[PolicyRunner]] = [[] for _ in groups]
-        self.playing: list[PolicyRunner] = []  # of policies that play an agent in a running episode, group by group
+        self.playing: list[PolicyRunner] = []  # of policies that play an agent in a running episode, by number
         self.alone: list[PolicyRunner] = []  # of these, those whose group no other policy plays in
         self.is_shared = False  # whether several policies play in one group
+        self._remembering: tuple[Any, list[PolicyRunner]] = (None, [])  # and what it followed from
         self._everyone: dict[tuple[int, bytes], Selection] = {}
         self._of_all: dict[int, Selection] = {}  # of these, those of all envs, by policy
         self._split: dict[bytes, Split] = {}  # of all agents, by the same envs
@@ -91,7 +94,16 @@ class PolicyRouter:
             self._players[g] = [runner if runner.group_index == g else self.bind(runner, g) for runner in players]
         self.alone = [players[0] for players in self._players if len(players) == 1]
         self.is_shared = len(self.alone) < sum(map(bool, self._players))
-        self.playing = [runner for players in self._players for runner in players]
+        playing = [runner for players in self._players for runner in players]
+        self.playing = sorted(playing, key=attrgetter("number"))
+
+    @property
+    def remembering(self) -> list[PolicyRunner]:
+        """Those of all policies, also of those that play nowhere, whose connectors are told of new episodes."""
+        known = Pipeline.edits, len(self.runners)
+        if self._remembering[0] != known:
+            self._remembering = known, [runner for runner in self.runners.values() if runner.remembers]
+        return self._remembering[1]
 
     def bind(self, runner: PolicyRunner, g: int) -> PolicyRunner:
         """Make sure that a policy may play agents of a group; refuse one that plays another group."""
@@ -208,9 +220,12 @@ class PolicyRouter:
         n, a = len(env_ids), len(self._agents)
         if not self._is_one_group or len(answer.ready.lanes) != n * a:
             return None
-        leaves = [leaf.reshape(n, a, *leaf.shape[1:]) for leaf in answer.for_env]
-        tree = self.groups[0].action_tree
-        actions = leaves[0] if tree.is_leaf else tree.unflatten(leaves)
+        leaves, tree = answer.for_env, self.groups[0].action_tree
+        actions: Tree
+        if tree.is_leaf:
+            actions = leaves[0].reshape(n, a, *leaves[0].shape[1:])
+        else:
+            actions = tree.unflatten([leaf.reshape(n, a, *leaf.shape[1:]) for leaf in leaves])
         return {self.groups[0].name: actions} if grouped else actions
 
     def actions(self, parts: Sequence[GroupActions], env_ids: IntArray, *, grouped: bool) -> Any:

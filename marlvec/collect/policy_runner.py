@@ -16,7 +16,7 @@ import numpy as np
 from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Space
 from numpy.typing import NDArray
 
-from marlvec.collect.columns import BATCH_COLUMNS, ColumnForms, columns_from, plain_columns
+from marlvec.collect.columns import BATCH_COLUMNS, ColumnForms, Leaves, columns_from, plain_columns
 from marlvec.collect.row_log import RowLog
 from marlvec.collect.rows import UNREAD, PolicyPart
 from marlvec.connectors import ActionPipeline, AgentPipeline, LearnerPipeline, Pipeline, Rows, UnsquashActions
@@ -166,9 +166,9 @@ class GivenActions:
         self._blanks = {name: map_tree(_blank, column) for name, column in columns.items()}
         self.knows_columns = True
         if self._dtypes is None:
-            self._settle(actions)
+            self._learn_dtypes(actions)
 
-    def _settle(self, actions: Tree) -> None:
+    def _learn_dtypes(self, actions: Tree) -> None:
         try:
             leaves = self._arrays(actions)
         except ContractError:  # the collector refuses these actions, and says why
@@ -290,7 +290,7 @@ class GivenActions:
         if asked.any():
             actions, own = ask(rows if asked.all() else rows.take(asked))
             if self._dtypes is None:
-                self._settle(actions)
+                self._learn_dtypes(actions)
             if not given.any():
                 return self._cast(actions), {**own, COLUMN: given}
             extras = {
@@ -379,6 +379,7 @@ class Selection:
     agent_index: IntArray
     lanes: IntArray  # env * A + agent, ascending
     places: Where  # the lanes as an index
+    eps_id: tuple[IntArray, IntArray] | None = None  # the episodes of all envs, and those of the rows
 
     def pick(self, leaf: AnyArray) -> AnyArray:
         """Rows of an array (envs, agents of the group, …); views where these are all."""
@@ -414,7 +415,7 @@ class PolicyAnswer:
     rows: Rows | None = None  # as the action connectors left them; None where those had nothing to do
     # leaves of actions_for_env in the env's own dtypes, set by `transform`
     for_env: Sequence[AnyArray] = ()
-    parts: Sequence[list[AnyArray]] = ()  # leaves of the columns to store, set by `transform`
+    parts: Sequence[Leaves] = ()  # leaves of the columns to store, set by `transform`
 
 
 class PolicyRunner:
@@ -554,14 +555,23 @@ class PolicyRunner:
         return kept
 
     def begin(self, env_ids: IntArray) -> None:
-        """New episodes begin in these envs, or none any more: what is remembered of the last ones goes."""
-        if self.group_index < 0:  # it never played, and its connectors do not even know their spaces
+        """New episodes begin in these envs, or none any more: what its agents did last in the old ones goes."""
+        if self.group_index < 0:  # it never played
             return
-        self.agent_connectors.reset(env_ids)
-        self.action_connectors.reset(env_ids)
         self.noops.begin(env_ids)
         if len(self.off_policy):
             self.off_policy.forget(np.add.outer(env_ids * self._num_agents, np.arange(self._num_agents)).ravel())
+
+    @property
+    def remembers(self) -> bool:
+        """Whether its connectors are to be told of new episodes."""
+        return self.agent_connectors.is_forgetful or self.action_connectors.is_forgetful
+
+    def reset_connectors(self, env_ids: IntArray) -> None:
+        """New episodes begin in these envs, whoever played or plays there."""
+        if self.group_index >= 0:  # else it never played, and its connectors do not even know their spaces
+            self.agent_connectors.reset(env_ids)
+            self.action_connectors.reset(env_ids)
 
     def clear(self) -> None:
         """Forget the rows that wait, and have rows kept."""
@@ -607,16 +617,14 @@ class PolicyRunner:
         rows = ready.given()
         policy = self._policies[self.policy_id]
         version = int(policy.version)
-        columns: Mapping[str, Tree]
-        if self.off_policy.used:
+        if not self.off_policy.used:
+            return PolicyAnswer(self, ready, rows, *self._ask(policy, rows, explore=explore), version)
 
-            def ask(some: Rows) -> tuple[Tree, Mapping[str, Tree]]:
-                return self._ask(policy, some, explore=explore)
+        def ask(some: Rows) -> tuple[Tree, Mapping[str, Tree]]:
+            return self._ask(policy, some, explore=explore)
 
-            actions, columns = self.off_policy.answer(rows, ready.lanes, ask, self.agent_connectors.policy_columns)
-        else:
-            actions, columns = self._ask(policy, rows, explore=explore)
-        return PolicyAnswer(self, ready, rows, actions, columns, version)
+        said = self.off_policy.answer(rows, ready.lanes, ask, self.agent_connectors.policy_columns)
+        return PolicyAnswer(self, ready, rows, *said, version)
 
     def _ask(self, policy: Policy, rows: Rows, *, explore: bool) -> tuple[Tree, Mapping[str, Tree]]:
         """The policy's actions and columns for some rows, of the right length."""
@@ -685,12 +693,12 @@ class PolicyRunner:
                 self._refuse_nan(said, answer, "actions_for_env")
         else:
             rows, own, for_env = self._connected(answer, n)
-        parts: list[list[AnyArray]] = []
+        parts: Sequence[Leaves] = ()
         if self.keeps_rows:
             if len(self._version_n) != n or self._version_n[0] != answer.version:
                 self._version_n = np.full(n, answer.version)
             if is_plain and self._stores_plain:
-                parts = self._plain_parts(own, answer.columns)
+                parts = self._plain_parts(said, answer.columns)
             if not parts:
                 parts = self._checked_parts(answer, rows, own, for_env)
         answer.rows, answer.parts, answer.for_env = rows, parts, for_env
@@ -741,8 +749,8 @@ class PolicyRunner:
 
     def _checked_parts(
         self, answer: PolicyAnswer, rows: Rows | None, own: list[AnyArray], for_env: list[AnyArray]
-    ) -> list[list[AnyArray]]:
-        """Leaves of all columns that are stored of an answer."""
+    ) -> list[Leaves]:
+        """Leaves of all columns that are stored of an answer, in arrays that the policy does not have."""
         given, forms = answer.given.keys(), self.forms
         if rows is None:
             columns = {"actions": own[0], **answer.columns}
@@ -757,27 +765,28 @@ class PolicyRunner:
             (forms.answers[name].dtype, forms.answers[name].shape) == self._plain
             for name in ("actions", "actions_for_env")
         )
-        return parts
+        return [
+            leaves if name == "policy_version" else [leaf.copy() for leaf in leaves]
+            for name, leaves in zip(forms.answers, parts, strict=True)
+        ]
 
-    def _plain_parts(self, own: list[AnyArray], columns: Mapping[str, Tree]) -> list[list[AnyArray]]:
+    def _plain_parts(self, actions: AnyArray, columns: Mapping[str, Tree]) -> Sequence[Leaves]:
         """What `_checked_parts` returns, where columns are arrays of the forms that they had; or else nothing."""
-        answers = self.forms.answers
+        answers = self.log.forms[self.number].answers
         if len(columns) != len(answers) - 3:
-            return []
-        version = [self._version_n]
-        if not columns:
-            return [version if name == "policy_version" else own for name in answers]
-        parts = []
+            return ()
+        own = [actions.copy()]
+        parts: list[Leaves] = []
         for name, form in answers.items():
             if name == "actions" or name == "actions_for_env":
                 parts.append(own)
             elif name == "policy_version":
-                parts.append(version)
+                parts.append([self._version_n])
             else:
                 column = columns.get(name)
                 if column is None or column.dtype != form.dtype or column.shape[1:] != form.shape:
-                    return []
-                parts.append([column])
+                    return ()
+                parts.append([column.copy()])
         return parts
 
     def note_sent(self, answer: PolicyAnswer) -> None:

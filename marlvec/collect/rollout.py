@@ -36,6 +36,7 @@ Waiting = tuple[PolicyRunner, PolicyPart]
 Idle = tuple[PolicyRunner, IntArray]  # and the lanes
 
 _NONE = PolicyPart.none()
+_NO_LANES: IntArray = np.zeros(0, np.int64)
 
 
 def _none_needed(pending: int) -> int:
@@ -72,11 +73,11 @@ class RolloutLoop:
     ) -> None:
         self._envs, self._router, self._episodes, self._metrics = envs, router, episodes, metrics
         self._runners, self._log = router.runners, log
-        self._row_builder = RowBuilder(router, episodes, metrics, copies=envs.copy)
         self._keep_finished = keep_finished
         self._ended_agents = EndedAgents(envs.num_envs, envs.agents)
         self.scheduler = scheduler_for(envs, overlap=overlap)
-        self._row_store = RowStore(log, episodes, self.scheduler)
+        self._row_builder = RowBuilder(router, episodes, metrics, self.scheduler, copies=envs.copy)
+        self._row_store = RowStore(log, router.runners, envs.num_envs, envs.agent_num)
         self._callback_list, self._random_steps = callback_list, random_steps
         self.explore = explore
         self._current = current
@@ -203,7 +204,7 @@ class RolloutLoop:
 
     def _begin_anew(self, seed: int | None, why: LossReason) -> None:
         self._current.tick_counters, self.steps_left = self._counters, 0
-        self._row_store.open_L[:] = False
+        self._row_store.set_open(_NO_LANES)
         self._callback_list.lose_all(why)
         self.scheduler.abandon()
         self._episodes.leave(self.scheduler.all_ids)
@@ -242,8 +243,8 @@ class RolloutLoop:
                 part()
             if reached.tick:
                 self._router.update()
-            self._row_store.open_L[:], self.steps_left = False, 0
-            self._row_store.open_L[self._log.open_lanes] = True
+            self._row_store.set_open(self._log.open_lanes)
+            self.steps_left = 0
             self._entropy, self.explore = entropy, explore
             self._begun, self._counters, self._finished = reached.tick, reached.counters, reached.finished
             self._publish(reached.tick)
@@ -267,6 +268,7 @@ class RolloutLoop:
 
     def _welcome_all(self, env_ids: IntArray) -> None:
         """Take in the first rows of all these envs, which were reset."""
+        self._row_store.look_who_is_read()
         for env_step in self.scheduler.receive_all(env_ids):
             self.scheduler.leave_out_masked(env_step)
             self._welcome(env_step)
@@ -299,12 +301,14 @@ class RolloutLoop:
         are_shown = any(len(runner.learner_connectors) for runner in runners)
         for runner in runners:
             runner.keep_rows(are_shown or not runner.is_frozen)
+        self._row_store.look_who_is_read()
 
     # --- one tick
 
-    def settle(self) -> None:
+    def receive_pending(self) -> None:
         """Take in what is on the way, and send nothing."""
         self.scheduler.begin_call(_none_needed)
+        self._row_store.look_who_is_read()
         while self.scheduler.is_on_the_way:
             self.step(_none_needed)
 
@@ -350,7 +354,7 @@ class RolloutLoop:
         before = connecting.seconds + calling.seconds
         is_quiet = not (env_step.eventful or env_step.is_first or self._callback_list.follows)
         if is_quiet:
-            self._episodes.add_rewards(env_step.where, env_step.rewards)
+            self._episodes.add_rewards(env_step.where, env_step.rewards, stay=self._envs.copy)
             closed = self._observe(env_step)
             state, _, env_steps, agent_steps, closed_steps = current.now
         else:
@@ -387,7 +391,9 @@ class RolloutLoop:
         asked, waiting, idle = self._waiting_rows(env_ids)
         acting_envs = self.scheduler.all_ids if env_ids is None else env_ids
         try:
-            answers = [runner.act(ready, explore=self.explore) for runner, ready in asked]
+            answers = []
+            for runner, ready in asked:
+                answers.append(runner.act(ready, explore=self.explore))
             decided = perf_counter()
             for answer in answers:
                 answer.runner.transform(answer)
@@ -403,17 +409,19 @@ class RolloutLoop:
             raise
         if not self._random_steps.is_over:
             self._random_steps.count(acting_envs)
-        said = [PolicyAnswers(a.runner.number, a.ready.lanes, a.parts) for a in answers if a.runner.keeps_rows]
+        said, acted, decisions = [], [], 0
+        for answer in answers:
+            runner, ready = answer.runner, answer.ready
+            acted.append(ready.lanes)
+            decisions += len(ready.lanes)
+            if runner.keeps_rows:
+                said.append(PolicyAnswers(runner.number, ready.lanes, answer.parts))
+            runner.note_sent(answer)
         if said:
             self._log.answer(said)
-        for answer in answers:
-            answer.runner.note_sent(answer)
-        decisions = 0
         if answers:
-            waited = [answer.ready for answer in answers]
-            places: Where = waited[0].where if len(waited) == 1 else np.concatenate([rows.lanes for rows in waited])
-            self._episodes.turn_L[places] += 1
-            decisions = sum([len(rows.lanes) for rows in waited])
+            places: Where = answers[0].ready.where if len(answers) == 1 else np.concatenate(acted)
+            self._episodes.count_turns(places, decisions)
         for runner, rest in waiting:
             runner.ready = rest
         timers = self._metrics.timers
@@ -448,7 +456,7 @@ class RolloutLoop:
         asked: list[Waiting] = []
         waiting: list[Waiting] = []
         idle: list[Idle] = []
-        for runner in self._runners.values():
+        for runner in self._router.playing:
             if runner.declares_noop and len(runner.noops.lanes):
                 lanes = runner.noops.lanes
                 idle.append((runner, lanes if chosen is None else lanes[chosen[lanes // self._envs.agent_num]]))
@@ -471,7 +479,7 @@ class RolloutLoop:
         """Take in one step of some envs."""
         envs = env_step.where
         self._counters.env_steps += len(env_step.env_ids)
-        self._episodes.add_rewards(envs, env_step.rewards)
+        self._episodes.add_rewards(envs, env_step.rewards, stay=False)
         if self._callback_list.follows:
             self._callback_list.step(env_step)
         later = None
@@ -496,8 +504,7 @@ class RolloutLoop:
     def _drop(self, env_ids: IntArray) -> None:
         """Drop what is stored of the episodes that run in these envs, and count it as lost."""
         eps_ids, counters = self._episodes.eps_id_N[env_ids], self._counters
-        still_open, closed = int(np.count_nonzero(self._row_store.open_NA[env_ids])), self._log.lose(eps_ids)
-        self._row_store.open_NA[env_ids] = False
+        still_open, closed = self._row_store.shut_envs(env_ids), self._log.lose(eps_ids)
         counters.closed_steps -= closed
         counters.env_steps_lost += self._episodes.waiting_steps(env_ids)
         counters.agent_steps_lost += closed + still_open
@@ -536,7 +543,7 @@ class RolloutLoop:
         ended = env_ids = env_step.env_ids[env_step.done]
         if np.count_nonzero(env_step.fault):
             env_ids = env_step.env_ids[env_step.done & ~env_step.fault]
-        open_nA = self._row_store.open_NA[env_ids]
+        open_nA = self._row_store.open_of(env_ids)
         if np.count_nonzero(open_nA):
             i, a = np.argwhere(open_nA)[0].tolist()
             raise ContractError(
@@ -572,7 +579,9 @@ class RolloutLoop:
 
     def _begin(self, env_ids: IntArray) -> None:
         """Forget these envs' episodes; begin new episodes in the living envs, and choose their policies."""
-        for runner in self._runners.values():
+        for runner in self._router.remembering:
+            runner.reset_connectors(env_ids)
+        for runner in self._router.playing or self._runners.values():
             runner.begin(env_ids)
         self._ended_agents.forget(env_ids)
         env_ids = self.scheduler.of_living(env_ids)
@@ -588,9 +597,10 @@ class RolloutLoop:
         Returns how many transitions were closed.
         """
         all_act, closed = np.count_nonzero(env_step.acting) == env_step.acting.size, 0
-        self._episodes.see(env_step.where, env_step.alive)
+        if not self._episodes.all_are_present:
+            self._episodes.see(env_step.where, env_step.alive)
         if self._ended_agents.any_gone:
-            self._ended_agents.check(env_step, self._episodes.seen_NA)
+            self._ended_agents.check(env_step, self._episodes)
         if env_step.given:
             self._note_given(env_step)
         if env_step.untrained:

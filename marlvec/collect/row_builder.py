@@ -5,8 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from operator import itemgetter
 from time import perf_counter
 from typing import Any, ClassVar, cast
@@ -33,62 +33,44 @@ IntArray = NDArray[np.int64]
 BoolArray = NDArray[np.bool_]
 
 
-@dataclass(slots=True)
-class BuiltRows:
-    """Rows of one group that came together, policy after policy."""
-
-    lanes: IntArray  # (n,)
-    env_t: IntArray  # (n,)
-    eps_id: IntArray  # (n,)
-    missing: BoolArray | None  # (n,), of last rows; else None
-    parts: list[PolicyPart]  # without those of policies of which no row is left
-    runners: list[PolicyRunner]  # of these
-    shared: dict[int, Collection[str]]  # by policy: columns that others may write into later, or connectors have made
-    removed: list[tuple[PolicyRunner, IntArray]]  # lanes whose rows connectors took out
-
-    def take(self, mask: BoolArray) -> BuiltRows:
-        """Some of the rows."""
-        parts, runners, start = [], [], 0
-        for part, runner in zip(self.parts, self.runners, strict=True):
-            own = mask[start : start + len(part.lanes)]
-            start += len(part.lanes)
-            if np.count_nonzero(own):
-                parts.append(part.take(own))
-                runners.append(runner)
-        missing = None if self.missing is None else self.missing[mask]
-        lanes, env_t, eps_id = self.lanes[mask], self.env_t[mask], self.eps_id[mask]
-        return BuiltRows(lanes, env_t, eps_id, missing, parts, runners, self.shared, self.removed)
-
-
 class RowBuilder:
     """Makes policies' rows, and sends them through the agent connectors.
 
     ``copies``: whether the envs' observations are arrays that the envs do not write into again.
     """
 
-    def __init__(self, router: PolicyRouter, episodes: EpisodeTracker, metrics: Metrics, *, copies: bool) -> None:
-        self._router, self._episodes, self._metrics = router, episodes, metrics
+    def __init__(
+        self,
+        router: PolicyRouter,
+        episodes: EpisodeTracker,
+        metrics: Metrics,
+        scheduler: LockstepScheduler,
+        *,
+        copies: bool,
+    ) -> None:
+        self._router, self._episodes, self._scheduler = router, episodes, scheduler
+        self._timer = metrics.timers["agent_connectors"]
         self._of_envs = () if copies else ("obs", "action_mask")
         self._false_L = np.zeros(episodes.policy_NA.size, np.bool_)
         self._false_L.flags.writeable = False
 
-    def build(self, env_step: EnvStep, lanes: IntArray | None, *, last: bool) -> list[BuiltRows]:
+    def build(self, env_step: EnvStep, lanes: IntArray | None, *, last: bool) -> list[Moment]:
         """Return the rows of these lanes (None: all), group by group; ``last``: they are final observations.
 
         Rows of several policies in one group are made together, and are parts of the same arrays.
         """
         found = self._before_connectors(env_step, lanes, last=last)
-        for built in found:
-            for k, runner in enumerate(built.runners):
-                if not runner.agent_connectors.is_identity:
-                    self._observe(built, k)
-            if built.removed:
-                _leave_out(built)
+        for moment in found:
+            for k, part in enumerate(moment.parts):
+                if not self._router.runners[part.number].agent_connectors.is_identity:
+                    self._observe(moment, k)
+            if moment.removed:
+                _leave_out(moment)
         return found
 
     def build_together(
         self, env_step: EnvStep, acting: IntArray | None, ended: IntArray
-    ) -> tuple[list[BuiltRows], list[BuiltRows]]:
+    ) -> tuple[list[Moment], list[Moment]]:
         """Return rows of agents that have ended while their episodes go on, and rows of ``acting`` ones (None: all).
 
         A policy's rows of both kinds pass its connectors in one call: what a connector shows of other agents is then of
@@ -96,87 +78,98 @@ class RowBuilder:
         """
         all_ends = self._before_connectors(env_step, ended, last=True)
         all_following = self._before_connectors(env_step, acting, last=False)
-        over = {runner: (built, k) for built in all_ends for k, runner in enumerate(built.runners)}
+        over = {part.number: (ends, k) for ends in all_ends for k, part in enumerate(ends.parts)}
+        runners = self._router.runners
         for following in all_following:
-            for k, runner in enumerate(following.runners):
-                if (ends := over.pop(runner, None)) is not None:
-                    self._observe_together(*ends, following, k)
-                elif not runner.agent_connectors.is_identity:
+            for k, part in enumerate(following.parts):
+                if (found := over.pop(part.number, None)) is not None:
+                    self._observe_together(*found, following, k)
+                elif not runners[part.number].agent_connectors.is_identity:
                     self._observe(following, k)
             if following.removed:
                 _leave_out(following)
-        for built, k in over.values():
-            if not built.runners[k].agent_connectors.is_identity:
-                self._observe(built, k)
+        for ends, k in over.values():
+            if not runners[ends.parts[k].number].agent_connectors.is_identity:
+                self._observe(ends, k)
         return all_ends, all_following
 
-    def _before_connectors(self, env_step: EnvStep, lanes: IntArray | None, *, last: bool) -> list[BuiltRows]:
+    def _before_connectors(self, env_step: EnvStep, lanes: IntArray | None, *, last: bool) -> list[Moment]:
         router, found = self._router, []
+        rewards_L = self._episodes.pay_all() if lanes is None and env_step.everything else None
         for runner in router.alone:
             if lanes is None:
                 chosen = router.everyone(runner, env_step.env_ids)
             else:
                 chosen = router.select(runner, env_step.env_ids, lanes)
             if len(chosen.lanes):
-                built, columns = self._make(runner.group_index, chosen, env_step, last=last)
-                built.parts.append(PolicyPart(runner.number, chosen.lanes, columns, None, chosen.places))
-                built.runners.append(runner)
-                if self._of_envs and chosen.flat is None:
-                    built.shared[runner.number] = self._of_envs
-                found.append(built)
+                moment, columns = self._make(runner.group_index, chosen, env_step, rewards_L, last=last)
+                shared = self._of_envs if chosen.flat is None else ()
+                moment.parts = [PolicyPart(runner.number, chosen.lanes, columns, None, chosen.places, shared)]
+                found.append(moment)
         if not router.is_shared:
             return found
         env_ids = env_step.env_ids
         for g, chosen, shares in router.split_everyone(env_ids) if lanes is None else router.split(env_ids, lanes):
-            built, columns = self._make(g, chosen, env_step, last=last)
-            built.parts = [PolicyPart(runner.number, own, columns, part) for runner, part, own in shares]
-            built.runners = [runner for runner, _, _ in shares]
-            found.append(built)
+            moment, columns = self._make(g, chosen, env_step, rewards_L, last=last)
+            moment.parts = [PolicyPart(runner.number, own, columns, part) for runner, part, own in shares]
+            found.append(moment)
         return found
 
-    def _observe(self, built: BuiltRows, k: int) -> None:
+    def _observe(self, moment: Moment, k: int) -> None:
         """Send a policy's rows through its agent connectors."""
-        runner, before = built.runners[k], built.parts[k]
+        before, parts = moment.parts[k], list(moment.parts)
         began = perf_counter()
         own = {name: part_of(column, before.part) for name, column in before.columns.items()}
-        out, kept = runner.observe(Rows.of_length(own, len(before.lanes)))
-        timer = self._metrics.timers["agent_connectors"]
+        out, kept = self._router.runners[before.number].observe(Rows.of_length(own, len(before.lanes)))
+        timer = self._timer
         timer.seconds, timer.calls = timer.seconds + perf_counter() - began, timer.calls + 1
-        shared = built.shared.get(runner.number, ())
-        built.shared[runner.number] = [
-            name for name, column in out.items() if name in shared or column is not own.get(name)
-        ]
+        columns, shared = dict(out.items()), before.shared
+        shared = [name for name, column in columns.items() if name in shared or column is not own.get(name)]
         lanes, places = (before.lanes, before.places) if kept is None else (before.lanes[kept], None)
-        built.parts[k] = PolicyPart(runner.number, lanes, dict(out.items()), None, places)
+        parts[k] = PolicyPart(before.number, lanes, columns, None, places, shared)
+        moment.parts = parts
         if kept is not None:
-            built.removed.append((runner, before.lanes[~kept]))
+            moment.removed = [*moment.removed, (before.number, before.lanes[~kept])]
 
-    def _observe_together(self, ends: BuiltRows, j: int, following: BuiltRows, k: int) -> None:
+    def _observe_together(self, ends: Moment, j: int, following: Moment, k: int) -> None:
         """Send last rows and rows to act on through their policy's connectors in one call, in the order of lanes."""
-        runner, last = following.runners[k], ends.parts[j].lanes
-        both = replace(following, parts=[ends.parts[j].join(following.parts[k])], runners=[runner], removed=[])
+        last = ends.parts[j].lanes
+        both = replace(following, parts=[ends.parts[j].join(following.parts[k])], removed=[])
         self._observe(both, 0)
         [part] = both.parts
+        part.shared = tuple(part.columns)
         is_last = np.isin(part.lanes, last)  # of which none is removed
-        ends.parts[j], following.parts[k] = part.take(is_last), part.take(~is_last)
-        names = tuple(part.columns)
-        ends.shared[runner.number] = following.shared[runner.number] = names
-        following.removed += both.removed
+        for moment, i, mask in ((ends, j, is_last), (following, k, ~is_last)):
+            parts = list(moment.parts)
+            parts[i] = part.take(mask)
+            moment.parts = parts
+        following.removed = [*following.removed, *both.removed]
 
-    def _make(self, g: int, chosen: Selection, env_step: EnvStep, *, last: bool) -> tuple[BuiltRows, dict[str, Tree]]:
-        """Rows of one group, of no policy yet, and their columns."""
+    def _make(
+        self,
+        g: int,
+        chosen: Selection,
+        env_step: EnvStep,
+        rewards_L: NDArray[np.float64] | None,
+        *,
+        last: bool,
+    ) -> tuple[Moment, dict[str, Tree]]:
+        """Rows of one group, of no policy yet, and their columns; ``rewards_L``: of all agents, if all get rows."""
         router, episodes, places, n = self._router, self._episodes, chosen.places, len(chosen.lanes)
-        rewards, first = episodes.settle(chosen.lanes, places)
-        false, turns = self._false_L[:n], episodes.turn_L[places]
-        leaves = [chosen.pick(leaf) for leaf in (env_step.final if last else env_step.obs)[g]]
-        tree = router.groups[g].observation_tree
-        eps_id = episodes.eps_id_N[chosen.env_id]
+        rewards, first = episodes.pay(chosen.lanes, places) if rewards_L is None else (rewards_L[places], None)
+        false = self._false_L[:n]
+        leaves, tree = (env_step.final if last else env_step.obs)[g], router.groups[g].observation_tree
+        obs: Tree = chosen.pick(leaves[0]) if tree.is_leaf else tree.unflatten([chosen.pick(leaf) for leaf in leaves])
+        known = chosen.eps_id
+        if known is None or known[0] is not episodes.eps_id_N:
+            chosen.eps_id = known = episodes.eps_id_N, episodes.eps_id_N[chosen.env_id]
+        eps_id = known[1]
         columns: dict[str, Any] = {
             "env_id": chosen.env_id,
             "agent_index": chosen.agent_index,
             "eps_id": eps_id,
-            "t": turns.copy() if isinstance(places, slice) else turns,
-            "obs": leaves[0] if tree.is_leaf else tree.unflatten(leaves),
+            "t": episodes.turns(places),
+            "obs": obs,
             "rewards": rewards,
             "terminated": router.pick(g, chosen, env_step.terminated) if last else false,
             "truncated": router.pick(g, chosen, env_step.truncated) if last else false,
@@ -190,16 +183,17 @@ class RowBuilder:
             columns["state"] = _state(chosen, env_step, last=last)
         missing = router.pick(g, chosen, env_step.missing) if last else None
         env_t = episodes.length_N[chosen.env_id]
-        return BuiltRows(chosen.lanes, env_t, eps_id, missing, [], [], {}, []), columns
+        rounds = self._scheduler.rounds(chosen.env_id)
+        return Moment(chosen.lanes, rounds, env_t, eps_id, last, missing, []), columns
 
 
-def _leave_out(built: BuiltRows) -> None:
+def _leave_out(moment: Moment) -> None:
     """Drop what is known of rows that connectors took out."""
-    gone = np.isin(built.lanes, np.concatenate([lanes for _, lanes in built.removed]))
-    built.lanes, built.env_t, built.eps_id = built.lanes[~gone], built.env_t[~gone], built.eps_id[~gone]
-    there = [bool(len(part.lanes)) for part in built.parts]
-    built.parts = [part for part, is_there in zip(built.parts, there, strict=True) if is_there]
-    built.runners = [runner for runner, is_there in zip(built.runners, there, strict=True) if is_there]
+    there = ~np.isin(moment.lanes, np.concatenate([lanes for _, lanes in moment.removed]))
+    moment.lanes, moment.env_t, moment.eps_id = moment.lanes[there], moment.env_t[there], moment.eps_id[there]
+    if not isinstance(moment.ticks, int):
+        moment.ticks = moment.ticks[there]
+    moment.parts = [part for part in moment.parts if len(part.lanes)]
 
 
 def _state(chosen: Selection, env_step: EnvStep, *, last: bool) -> NDArray[Any]:
@@ -213,76 +207,103 @@ def _state(chosen: Selection, env_step: EnvStep, *, last: bool) -> NDArray[Any]:
     return state
 
 
-def _shared(all_built: Sequence[BuiltRows]) -> Mapping[int, Collection[str]]:
-    """Of all groups; no policy plays in two."""
-    return (
-        all_built[0].shared if len(all_built) == 1 else {n: c for built in all_built for n, c in built.shared.items()}
-    )
-
-
 _ENVS_COLUMNS = tuple(name for name, column in COLUMNS.items() if column.from_env)
 
 
 class RowStore:
-    """Stores rows of one moment in the log; the scheduler knows the rounds of the envs."""
+    """Stores rows of one moment in the log, and has them wait for their policies."""
 
-    def __init__(self, log: RowLog, episodes: EpisodeTracker, scheduler: LockstepScheduler) -> None:
-        self._log, self._scheduler = log, scheduler
-        self.open_L = np.zeros(episodes.policy_NA.size, np.bool_)  # lanes that wait for an action or for its outcome
-        self.open_NA = self.open_L.reshape(episodes.policy_NA.shape)
+    def __init__(self, log: RowLog, runners: Mapping[int, PolicyRunner], num_envs: int, agent_num: int) -> None:
+        self._log, self._runners = log, runners
+        self._open_L = np.zeros(num_envs * agent_num, np.bool_)  # lanes that wait for an action or for its outcome
+        self._open_NA = self._open_L.reshape(num_envs, agent_num)
+        self._all_are_open = False  # whether all are known to be
+        self._hides = False  # whether rows of some policies are counted alone
 
-    def close(self, all_built: Sequence[BuiltRows]) -> int:
+    def close(self, moments: Sequence[Moment]) -> int:
         """Store last rows; return how many transitions they close."""
-        closed, moments = 0, []
-        for built in all_built:
-            acted = self.open_L[built.lanes]
+        closed, stored = 0, []
+        for moment in moments:
+            acted = self._open_L[moment.lanes]
             # Agents that ended before they ever acted: the connectors saw their last row, but it closes nothing.
-            rows = built if np.count_nonzero(acted) == len(acted) else built.take(acted)
+            rows = moment if np.count_nonzero(acted) == len(acted) else moment.take(acted)
             if not len(rows.lanes):
                 continue
-            moments.append(self._moment(rows, final=True))
-            self.open_L[rows.lanes] = False
+            if self._hides:
+                self._hide_unread(rows)
+            stored.append(rows)
+            self.shut(rows.lanes)
             closed += len(rows.lanes)
-        self._log.append(moments, _shared(all_built))
+        self._log.append(stored)
         return closed
 
-    def wait(self, all_built: Sequence[BuiltRows], *, hands_over: bool) -> int:
+    def wait(self, moments: Sequence[Moment], *, hands_over: bool) -> int:
         """Store rows to act on, and have them wait, ready, for their policies; return how many transitions they close.
 
         ``hands_over``: no other code has the envs' observations, so a policy may be given those arrays.
         """
-        closed, moments = 0, []
-        for built in all_built:
-            for runner, lanes in built.removed:  # no policy is asked about them; their open rows stay open
-                runner.noops.add(lanes)
-            if len(built.lanes):
-                moments.append(self._moment(built, final=False))
-                where: Where = built.parts[0].where if len(built.parts) == 1 else built.lanes
-                closed += int(np.count_nonzero(self.open_L[where]))
-                self.open_L[where] = True
-        self._log.append(moments, _shared(all_built), _ENVS_COLUMNS if hands_over else ())
-        for built in all_built:
-            for runner, part in zip(built.runners, built.parts, strict=True):
-                if not runner.keeps_rows and runner.number in built.shared:
-                    part.columns = dict(copied_rows(Rows(part.columns)).items())
-                runner.ready = runner.ready.join(part) if len(runner.ready.lanes) else part
+        closed, runners, stored = 0, self._runners, []
+        waiting: list[PolicyPart] = []
+        for moment in moments:
+            for number, lanes in moment.removed:  # no policy is asked about them; their open rows stay open
+                runners[number].noops.add(lanes)
+            n, parts = len(moment.lanes), moment.parts
+            if not n:
+                continue
+            stored.append(moment)
+            waiting += parts
+            if self._all_are_open:
+                closed += n
+            else:
+                where: Where = parts[0].where if len(parts) == 1 else moment.lanes
+                closed += int(np.count_nonzero(self._open_L[where]))
+                self._open_L[where] = True
+                self._all_are_open = n == len(self._open_L)
+            if self._hides:
+                self._hide_unread(moment)
+        self._log.append(stored, _ENVS_COLUMNS if hands_over else ())
+        for part in waiting:
+            runner = runners[part.number]
+            if part.shared and not runner.keeps_rows:
+                part.columns = dict(copied_rows(Rows(part.columns)).items())
+            runner.ready = runner.ready.join(part) if len(runner.ready.lanes) else part
         return closed
 
-    def _moment(self, built: BuiltRows, *, final: bool) -> Moment:
-        """These rows as the log has them; of policies that are not read, whose they are alone."""
-        stored = [
-            part if runner.keeps_rows else PolicyPart(UNREAD, part.lanes, {})
-            for part, runner in zip(built.parts, built.runners, strict=True)
-        ]
-        return Moment(built.lanes, self._rounds(built.lanes), built.env_t, built.eps_id, final, built.missing, stored)
+    def look_who_is_read(self) -> None:
+        """Call before rows come, when it may have changed whether rows of some policies are read."""
+        self._hides = not all(runner.keeps_rows for runner in self._runners.values())
 
-    def _rounds(self, lanes: IntArray) -> IntArray | int:
-        """The round that rows of these lanes come in: of all, or (n,) of each."""
-        rounds = self._scheduler.round_N
-        if self._scheduler.all_go_together:
-            return int(rounds[0])
-        found: IntArray = rounds[lanes // self.open_NA.shape[1]]
+    def _hide_unread(self, moment: Moment) -> None:
+        """Leave of rows that are not read only whose they are."""
+        runners, parts = self._runners, list(moment.parts)
+        for k, part in enumerate(parts):
+            if not runners[part.number].keeps_rows:
+                parts[k] = PolicyPart(UNREAD, part.lanes, {})
+        moment.parts = parts
+
+    # --- lanes that wait
+
+    def shut(self, lanes: IntArray) -> None:
+        """These lanes wait no more."""
+        self._all_are_open = False
+        self._open_L[lanes] = False
+
+    def shut_envs(self, env_ids: IntArray) -> int:
+        """No lane of these envs waits any more; return how many did."""
+        found = int(np.count_nonzero(self._open_NA[env_ids]))
+        self._all_are_open = False
+        self._open_NA[env_ids] = False
         return found
+
+    def open_of(self, env_ids: IntArray) -> BoolArray:
+        """Which agents of these envs wait, (n, A)."""
+        return self._open_NA[env_ids]
+
+    def set_open(self, lanes: IntArray) -> None:
+        """These lanes wait, and no others."""
+        self._all_are_open = False
+        self._open_L[:] = False
+        self._open_L[lanes] = True
 
 
 class RandomSteps(Saved):

@@ -57,9 +57,6 @@ RowNumbers: TypeAlias = IntArray | range
 """Numbers of the log's rows, ascending; a range: all closed transitions, where all blocks are whole."""
 
 
-_NONE_SHARED: Mapping[int, Collection[str]] = {}
-
-
 # --- columns that are made when they are read
 
 
@@ -75,7 +72,7 @@ class Whole:
         column = self._column
         if column is None:
             self._column = column = self._make()
-        return column if where is None else column.take(where)
+        return column if where is None else column.take(where, axis=0)
 
 
 class Followers:
@@ -308,38 +305,38 @@ class RowLog:
             block.add(part)
         self._kept = _Kept(kept.moments, [], blocks)
 
-    def append(
-        self,
-        moments: Sequence[Moment],
-        shared: Mapping[int, Collection[str]] = _NONE_SHARED,
-        owned: Collection[str] = (),
-    ) -> None:
+    def append(self, moments: Sequence[Moment], owned: Collection[str] = ()) -> None:
         """Store rows behind the agent connectors, which close the transitions that led to them.
 
-        The moments are the log's from now on. Last rows may lack columns that connectors add. ``shared`` columns, by
-        policy, which other code may write into later or connectors have made, are checked, and copied; the other arrays
-        are stored as they are. Where large columns are written to where a batch has them, policies get the arrays that
-        came; the ``owned`` ones are in no other code's hands.
+        The moments are the log's from now on. Last rows may lack columns that connectors add. Shared columns, which
+        other code may write into later or connectors have made, are checked, and copied; the other arrays are stored as
+        they are. Where large columns are written to where a batch has them, policies get the arrays that came; the
+        ``owned`` ones are in no other code's hands.
         """
         kept = self._kept
-        if kept.blocks and not all(map(self._is_next, moments)):
-            kept.blocks = {}
         for moment in moments:
-            is_last = moment.missing is not None
+            is_last, blocks = moment.missing is not None, kept.blocks
             for part in moment.parts:
-                if part.number == UNREAD:
+                number, columns = part.number, part.columns
+                block = blocks.get(number) if blocks else None
+                if blocks and (block is None or not (is_last or block.is_next(part.lanes))):
+                    kept.blocks = blocks = {}
+                if number == UNREAD:
                     continue
-                forms = self.forms[part.number]
-                if is_last or part.columns.keys() != forms.rows.keys():
-                    forms.check_rows(part.columns, final=is_last)
-                block = None if is_last else kept.blocks.get(part.number)
-                tables = {} if block is None or block.steps == block.length else block.tables
-                if part.number in shared:
-                    self._own(part, [name for name in shared[part.number] if name not in tables], forms)
-                if tables and block is not None:
+                forms = self.forms[number]
+                if is_last or columns.keys() != forms.rows.keys():
+                    forms.check_rows(columns, final=is_last)
+                if not blocks or is_last or block is None or block.steps == block.length:
+                    if part.shared:
+                        self._own(part, part.shared, forms)
+                    continue
+                tables = block.tables
+                if part.shared:
+                    self._own(part, [name for name in part.shared if name not in tables], forms)
+                if tables:
                     came = part.columns, part.part
                     part.columns, part.part = block.write(*came, forms), None
-                    if part.number not in shared:
+                    if not part.shared:
                         part.spare = PolicyRows(*came, len(part.lanes), owned)
         if kept.blocks:
             for moment in moments:
@@ -347,17 +344,6 @@ class RowLog:
                     for part in moment.parts:
                         kept.blocks[part.number].add(part)
         kept.moments.extend(moments)
-
-    def _is_next(self, moment: Moment) -> bool:
-        """Whether a moment's rows are those of a step of blocks, or last rows of their policies."""
-        blocks, is_last = self._kept.blocks, moment.missing is not None
-        for part in moment.parts:
-            block = blocks.get(part.number)
-            if block is None:
-                return False
-            if not is_last and not block.is_next(part.lanes):
-                return False
-        return True
 
     def _own(self, part: PolicyPart, names: Collection[str], forms: ColumnForms) -> None:
         """Copy some columns, once each was found to have its form."""
@@ -372,31 +358,19 @@ class RowLog:
         part.columns = columns
 
     def answer(self, parts: Sequence[PolicyAnswers]) -> None:
-        """Store what policies answered to these lanes' last rows: what `ColumnForms.check_answer` returned, of each."""
-        kept = self._kept
-        for part in parts:
-            forms, leaves = self.forms[part.number], []
-            at, said = 0, None
-            for name, own in zip(forms.answers, part.leaves, strict=True):
-                if name == VERSION or own is None:  # an array that nothing writes into
-                    leaves.append(own)
-                elif own is said:  # actions_for_env, nearly always
-                    leaves.append(leaves[at])
-                else:
-                    if name == "actions":
-                        at, said = len(leaves), own
-                    leaves.append([leaf.copy() for leaf in own])
-            part.leaves = leaves
-            if kept.blocks:
-                self._answer_in_block(part)
-        kept.answers.append(Answers(parts))
+        """Store what policies answered to these lanes' last rows: what `ColumnForms.check_answer` returned, of each.
 
-    def _answer_in_block(self, part: PolicyAnswers) -> None:
-        block = self._kept.blocks[part.number]
-        is_next = block.said == block.steps - 1 < block.length and len(part.lanes) == len(block.lanes)
-        if not is_next:
-            self._kept.blocks = {}
-        block.said += 1
+        The leaves are the log's from now on.
+        """
+        kept = self._kept
+        if kept.blocks:
+            for part in parts:
+                block = kept.blocks[part.number]
+                if not block.said == block.steps - 1 < block.length or len(part.lanes) != len(block.lanes):
+                    kept.blocks = {}
+                    break
+                block.said += 1
+        kept.answers.append(Answers(parts))
 
     # --- looking
 
@@ -546,6 +520,10 @@ class RowLog:
             if table is not None:
                 columns[name] = _as_rows(table[0])
                 continue
+            if name in _LATER and form.dtype is not None:
+                arrays = [leaf for (leaf,) in _columns(rows[:-1], form)]
+                columns[name] = Later(size, Whole(partial(self._column_of, arrays)))
+                continue
             is_outcome = name in _OUTCOME
             leaves = self._tables(form, rows[1:] if is_outcome else rows[:-1])
             if is_outcome:
@@ -562,9 +540,9 @@ class RowLog:
         answers = self._answers_of(block.number)
         for k, (name, form) in enumerate(forms.answers.items()):
             parts = _said(answers, k, form)
-            if name == VERSION:
-                versions = [leaves[0] for leaves in parts]
-                columns[name] = Later(size, Whole(partial(self._column_of, versions)))
+            if name in _LATER and form.dtype is not None:
+                arrays = [leaf for (leaf,) in parts]
+                columns[name] = Later(size, Whole(partial(self._column_of, arrays)))
             else:
                 columns[name] = form.tree([_as_rows(self._table(leaf)) for leaf in zip(*parts, strict=True)])
         return columns
@@ -630,6 +608,9 @@ class RowLog:
         for name, form in forms.rows.items():
             if name in _UNUSED or name in DERIVED:
                 continue
+            if name in _LATER and form.dtype is not None:
+                columns[name] = self._taken_later([leaf for (leaf,) in _columns(parts, form)], rows)
+                continue
             whole = _whole(parts, form)
             own = self._take(whole, following if name in _OUTCOME else rows)
             columns[name] = form.tree(own)
@@ -638,13 +619,20 @@ class RowLog:
                 leaves = [leaf.take(at, axis=0) for leaf in whole]
                 columns[f"next_{name}"] = Later(len(numbers), Followers(form, own, others, leaves, self._memory))
         columns["next_obs_missing"] = missing
-        columns["env_t"], columns["next_env_t"] = index.env_t[numbers], index.env_t[after]
+        columns["env_t"], columns["next_env_t"] = (self._taken_later([index.env_t], at) for at in (numbers, after))
         said = AnswerIndex(self._kept.answers)
         answers = said.of(number)[index.answer_of(said)[numbers]]
         given = self._answers_of(number)
         for k, (name, form) in enumerate(forms.answers.items()):
-            columns[name] = self._answered(k, form, given, answers)
+            if name in _LATER and form.dtype is not None:
+                columns[name] = self._taken_later([leaf for (leaf,) in _said(given, k, form)], answers)
+            else:
+                columns[name] = self._answered(k, form, given, answers)
         return columns, lane
+
+    def _taken_later(self, parts: Sequence[AnyArray], rows: IntArray) -> Later:
+        """A column of some rows of these arrays, one after the other, that is made when it is read."""
+        return Later(len(rows), Whole(lambda: self._take([np.concatenate(parts)], rows)[0]))
 
     def _derived(self, lane: IntArray) -> dict[str, Tree]:
         return {"env_id": lane // self._agent_num, "agent_index": lane % self._agent_num}
@@ -887,6 +875,7 @@ _ARRAYS: dict[str, Any] = {
     **dict.fromkeys(("final", "missing"), np.bool_),
 }
 _FLAGS = ("terminated", "truncated")
+_LATER = ("t", "actions_for_env", VERSION)  # columns that few learners read, and that hold little
 _SMALL = 1 << 16  # bytes of one step's rows
 
 

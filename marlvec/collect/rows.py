@@ -267,6 +267,7 @@ class PolicyPart:
     columns: Mapping[str, Tree]  # nothing may write into their arrays; last rows may lack some that connectors add
     part: Part = None  # which rows of the columns these are
     places: Where | None = None  # the lanes as a faster index
+    shared: Collection[str] = ()  # columns that other code may write into later, or connectors have made
     spare: Rows | None = None  # the same rows in arrays that no other code has, which the policy is given once
 
     @classmethod
@@ -294,7 +295,7 @@ class PolicyPart:
         lanes = self.lanes[mask]
         if not len(lanes):
             return PolicyPart.none()
-        return PolicyPart(self.number, lanes, dict(self.rows.take(mask).items()))
+        return PolicyPart(self.number, lanes, dict(self.rows.take(mask).items()), shared=self.shared)
 
     def join(self, other: PolicyPart) -> PolicyPart:
         """These rows, which wait for their policy, and others that do."""
@@ -334,11 +335,27 @@ class Moment:
     parts: Sequence[PolicyPart]
     numbers: IntArray | None = None  # (n,) each row's policy; None: the parts' rows are one after the other
     by_time: bool = True  # whether the rows of a lane are in order; else those of a policy are
+    removed: Sequence[tuple[int, IntArray]] = ()  # lanes whose rows connectors took out, by policy
+
+    def take(self, mask: BoolArray) -> Moment:
+        """Some of the rows that came together; parts of which none is left go."""
+        parts, start = [], 0
+        for part in self.parts:
+            own = mask[start : start + len(part.lanes)]
+            start += len(part.lanes)
+            if np.count_nonzero(own):
+                parts.append(part.take(own))
+        ticks = self.ticks if isinstance(self.ticks, int) else self.ticks[mask]
+        missing = None if self.missing is None else self.missing[mask]
+        return Moment(self.lanes[mask], ticks, self.env_t[mask], self.eps_id[mask], self.final, missing, parts)
 
 
 @dataclass(slots=True)
 class PolicyAnswers:
-    """One policy's answers: leaves (n, …) for each of its `ColumnForms.answers`, as far as those were known then."""
+    """One policy's answers: leaves (n, …) for each of its `ColumnForms.answers`, as far as those were known then.
+
+    Nothing writes into the leaves.
+    """
 
     number: int
     lanes: IntArray

@@ -239,6 +239,7 @@ class LockstepScheduler(Saved):
         self._away_N = np.zeros(envs.num_envs, np.bool_)
         self._num_away = 0
         self._sent: deque[IntArray] = deque()  # envs that were sent to together, and were not received
+        self._all_are_away = False  # all were sent to at once: they come back so, and `_away_N` does not say it
         self._inbox: list[EnvStep] = []  # came while others were waited for
         # Whether rows were requested and not yet received. True after an interrupted `receive`, which may be called
         # again: nothing was lost.
@@ -272,6 +273,13 @@ class LockstepScheduler(Saved):
     def is_in_a_round(self) -> bool:
         """Whether some envs are one step ahead of others."""
         return self._overlap and (self._num_away > 0 or self._behind > 0)
+
+    def rounds(self, env_id: IntArray) -> IntArray | int:
+        """Return the round that rows of these envs come in: of all, or (n,) of each."""
+        if not self._overlap and not self._num_away and len(self._going) == len(self.all_ids):
+            return self._open
+        found: IntArray = self.round_N[env_id]
+        return found
 
     def among_those_back(self, env_ids: IntArray) -> NDArray[np.bool_] | None:
         """Return an (N,) mask of these envs; None if no other env has replied, so that all waiting rows are theirs."""
@@ -330,11 +338,18 @@ class LockstepScheduler(Saved):
 
     def send(self, actions: Any, env_ids: IntArray | None) -> None:
         """Send actions to envs that were `due`."""
-        if self._envs.drive_count != self._drive_count:
+        envs = self._envs
+        if envs.drive_count != self._drive_count:
             self.check_alone()
-        self._envs.send(actions, env_ids)
+        envs.send(actions, env_ids)
+        if env_ids is None and not self._num_away:
+            self._open = int(self.round_N[self.round_N.argmax()]) + self._all_begin  # a quarter of the time of max()
+            self.round_N[:] = self._open
+            self._behind, self._num_away, self._all_are_away = 0, len(self.all_ids), True
+            self._drive_count = envs.drive_count
+            return
         if self._all_begin:
-            self._open = int(self.round_N[self.round_N.argmax()]) + 1  # a quarter of the time of max()
+            self._open = int(self.round_N.max()) + 1
             self._behind = len(self._going)
         if env_ids is None or (self._all_begin and not self._all_take_part):
             self.round_N[:] = self._open  # an env that does not take part is left out of this round
@@ -366,6 +381,10 @@ class LockstepScheduler(Saved):
     def receive(self) -> EnvStep:
         """Return the step of the envs that were sent to first."""
         self.is_waiting = False
+        if self._all_are_away:
+            env_step = self._take(None)
+            self._num_away, self._all_are_away = 0, False
+            return env_step
         sent = self._sent[0]
         if len(sent) == self._num_away and not self._inbox:  # nothing else can come, and nothing has
             env_step = self._take(None)
@@ -418,13 +437,14 @@ class LockstepScheduler(Saved):
                 yield self._hand_out(env_step)
 
     def _take(self, at_least: int | None) -> EnvStep:
-        if self._envs.drive_count != self._drive_count:
+        envs = self._envs
+        if envs.drive_count != self._drive_count:
             self.check_alone()
         self.is_waiting = True
-        step = self._envs.recv(at_least)
+        step = envs.recv(at_least)
         self.is_waiting = False
-        self._drive_count = self._envs.drive_count
-        return EnvStep(step, len(self.all_ids), writable=self._envs.copy)
+        self._drive_count = envs.drive_count
+        return EnvStep(step, len(self.all_ids), writable=envs.copy)
 
     def _hand_out(self, env_step: EnvStep) -> EnvStep:
         self._away_N[env_step.where] = False
@@ -437,7 +457,7 @@ class LockstepScheduler(Saved):
         self._sent.clear()
         with suppress(EnvFault):
             self._envs.drain()
-        self._away_N[:] = False
+        self._away_N[:] = self._all_are_away = False
         self._num_away = self._behind = 0
         self._open = int(self.round_N.max())  # no round comes twice: rows are ordered by them
         self.round_N[:] = self._open
@@ -462,7 +482,7 @@ class LockstepScheduler(Saved):
         """Set the attributes, once the envs are in the state of that moment."""
         self._inbox.clear()
         self._sent.clear()
-        self._away_N[:] = False
+        self._away_N[:] = self._all_are_away = False
         super().install({**values, "_drive_count": self._envs.drive_count})
         self._resting_N[:] = False
 
@@ -498,6 +518,11 @@ class OnDemandScheduler(LockstepScheduler):
     def all_go_together(self) -> bool:
         """False: each env steps independently."""
         return False
+
+    def rounds(self, env_id: IntArray) -> IntArray | int:
+        """Return the arrival that each row belongs to, (n,)."""
+        found: IntArray = self.round_N[env_id]
+        return found
 
     @property
     def is_on_the_way(self) -> bool:

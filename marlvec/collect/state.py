@@ -424,7 +424,7 @@ class StatefulCollector(ABC):
         with self._update_lock:
             loop.come_to_order()
             loop.scheduler.check_alone()
-            loop.settle()
+            loop.receive_pending()
 
     def _get_envs(self) -> State | None:
         """Return the state of the envs that have one."""
@@ -523,7 +523,7 @@ class StatefulCollector(ABC):
             loop.scheduler.abandon()
         else:
             with self._update_lock:
-                loop.settle()
+                loop.receive_pending()
         driven = self.envs.drive_count
         self._is_half_set = self._is_taken_over = True
         try:

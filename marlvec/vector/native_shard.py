@@ -308,7 +308,7 @@ def _env_handle(env: NativeEnv, render_modes: Sequence[str | None], i: int) -> E
 
 def _ascending(ids: Ids) -> Ids:
     """Return ids in ascending order; they mostly are, and checking costs less than sorting."""
-    return ids if bool((ids[1:] > ids[:-1]).all()) else np.sort(ids)
+    return np.sort(ids) if np.count_nonzero(ids[1:] < ids[:-1]) else ids
 
 
 BoolArray = NDArray[np.bool_]

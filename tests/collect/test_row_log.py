@@ -234,7 +234,7 @@ class Both:
         missing = missing[order] if is_last else None
         numbers, columns, eps_id = self.number_L[lanes], dict(rows.items()), rows["eps_id"]
         self.book.append(columns, lanes, numbers, tick, env_t, missing)
-        kind, shared, parts = self.rng.integers(3), {}, []
+        kind, parts = self.rng.integers(3), []
         more = dict(Rows.concat([rows.slice(0, 1), rows, rows.slice(0, 1)]).items())
         for number in np.unique(numbers).tolist():
             own = (numbers == number).nonzero()[0]
@@ -243,14 +243,13 @@ class Both:
                 parts.append(PolicyPart(UNREAD, lanes[part], {}))
             elif kind == 0:
                 columns = dict(rows.take(own).items())
-                parts.append(PolicyPart(number, lanes[part], columns))
-                shared[number] = [*columns]
+                parts.append(PolicyPart(number, lanes[part], columns, shared=[*columns]))
             elif kind == 1:
                 parts.append(PolicyPart(number, lanes[part], columns, part))
             else:
                 parts.append(PolicyPart(number, lanes[part], more, slice(part.start + 1, part.stop + 1)))
-        given = [part.columns for part in parts if part.number in shared]
-        self.log.append([Moment(lanes, tick, env_t, eps_id, is_last, missing, parts)], shared)
+        given = [part.columns for part in parts if part.shared]
+        self.log.append([Moment(lanes, tick, env_t, eps_id, is_last, missing, parts)])
         for columns in given:
             for _, leaf in tree_leaves(columns):
                 leaf[...] = 99  # which by now belongs to somebody else
@@ -275,11 +274,9 @@ class Both:
                 columns["off_policy"] = self.rng.random(n) < 0.5
             self.book.answer(number, own, columns)
             if number != UNREAD:
-                said.append((PolicyAnswers(number, own, self.log.forms[number].check_answer(columns)), columns))
+                said.append(PolicyAnswers(number, own, self.log.forms[number].check_answer(columns)))
         if said:
-            self.log.answer([one for one, _ in said])
-        for _, columns in said:
-            columns["actions"][...] = 99
+            self.log.answer(said)
         self.waits_L[lanes] = False
         self.t_L[lanes] += 1
 
@@ -479,7 +476,7 @@ def test_a_column_that_changes_its_form_leaves_it_as_it_was() -> None:
     both.log.append([Moment(lanes, 0, lanes, lanes, False, None, [PolicyPart(0, lanes, columns)])])
     bad = {**columns, "obs": np.zeros((6, 3), np.float32)}
     with pytest.raises(ContractError, match="'obs' was float32 of shape"):
-        both.log.append([Moment(lanes, 1, lanes, lanes, False, None, [PolicyPart(0, lanes, bad)])], {0: ["obs"]})
+        both.log.append([Moment(lanes, 1, lanes, lanes, False, None, [PolicyPart(0, lanes, bad, shared=["obs"])])])
     assert len(both.log) == 6
     assert not len(both.log.closed())
 

@@ -39,11 +39,11 @@ def give(patch: Patch, column: str, values: Values, *, of_last: bool) -> None:
     """Put other values into a column of rows before the agent connectors see them; of last rows, or of all."""
     make = RowBuilder._make
 
-    def wrong(row_builder: RowBuilder, g: int, chosen: Selection, env_step: EnvStep, *, last: bool) -> Any:
-        built, columns = make(row_builder, g, chosen, env_step, last=last)
+    def wrong(row_builder: RowBuilder, g: int, chosen: Selection, env_step: EnvStep, *rest: Any, last: bool) -> Any:
+        moment, columns = make(row_builder, g, chosen, env_step, *rest, last=last)
         if last or not of_last:
             columns[column] = values(row_builder, g, chosen, env_step)
-        return built, columns
+        return moment, columns
 
     patch.setattr(RowBuilder, "_make", wrong)
 
@@ -57,7 +57,11 @@ def collected_t_from_one(patch: Patch) -> None:
 @found_by("tests/collect/test_collector.py")
 def collected_rows_are_views(patch: Patch) -> None:
     """Rows are views of the accounts, and change with them."""
-    give(patch, "t", lambda row_builder, _, chosen, __: row_builder._episodes.turn_L[chosen.places], of_last=False)
+
+    def count(episodes: EpisodeTracker, places: Any, n: int) -> None:
+        episodes.turn_L[places] += 1
+
+    patch.setattr(EpisodeTracker, "count_turns", count)
 
 
 @found_by(REFERENCE)
@@ -75,7 +79,8 @@ def collected_early_rewards_dropped(patch: Patch) -> None:
     """What an agent is paid before its first row is dropped."""
 
     def drop(_: Any, row_builder: RowBuilder, g: int, chosen: Selection, *rest: Any, **more: Any) -> None:
-        row_builder._episodes.owed_L[chosen.lanes] = 0.0
+        row_builder._episodes._add_up()
+        row_builder._episodes._owed_L[chosen.lanes] = 0.0
 
     after(patch, RowBuilder, "_make", drop)
 
@@ -85,9 +90,13 @@ def collected_idle_rewards_dropped(patch: Patch) -> None:
     """A row's reward is that of the last step alone: what an idle agent was paid before is dropped."""
     make = RowBuilder._make
 
-    def wrong(row_builder: RowBuilder, g: int, chosen: Selection, env_step: EnvStep, *, last: bool) -> Any:
-        row_builder._episodes.owed_L[chosen.places] = row_builder._router.pick(g, chosen, env_step.rewards)
-        return make(row_builder, g, chosen, env_step, last=last)
+    def wrong(
+        row_builder: RowBuilder, g: int, chosen: Selection, env_step: EnvStep, rewards_L: Any, *, last: bool
+    ) -> Any:
+        episodes, rewards = row_builder._episodes, row_builder._router.pick(g, chosen, env_step.rewards)
+        episodes._add_up()
+        (episodes._owed_L if rewards_L is None else rewards_L)[chosen.places] = rewards
+        return make(row_builder, g, chosen, env_step, rewards_L, last=last)
 
     patch.setattr(RowBuilder, "_make", wrong)
 
@@ -97,10 +106,10 @@ def collected_final_obs_of_the_next_episode(patch: Patch) -> None:
     """The final observation is the next episode's first."""
     make = RowBuilder._make
 
-    def wrong(row_builder: RowBuilder, g: int, chosen: Selection, env_step: EnvStep, *, last: bool) -> Any:
+    def wrong(row_builder: RowBuilder, g: int, chosen: Selection, env_step: EnvStep, *rest: Any, last: bool) -> Any:
         env_step = copy.copy(env_step)
         env_step.final = env_step.obs
-        return make(row_builder, g, chosen, env_step, last=last)
+        return make(row_builder, g, chosen, env_step, *rest, last=last)
 
     patch.setattr(RowBuilder, "_make", wrong)
 
@@ -153,13 +162,13 @@ def collected_actions_of_wrong_rows(patch: Patch) -> None:
 @found_by("tests/collect/test_connectors.py")
 def collected_connectors_remember(patch: Patch) -> None:
     """Agent connectors are not told that episodes begin."""
-    begin = PolicyRunner.begin
+    begin = PolicyRunner.reset_connectors
 
     def keep(runner: PolicyRunner, env_ids: Any) -> None:
         with during(runner.agent_connectors, "reset", lambda env_ids: None):
             begin(runner, env_ids)
 
-    patch.setattr(PolicyRunner, "begin", keep)
+    patch.setattr(PolicyRunner, "reset_connectors", keep)
 
 
 @found_by("tests/collect/test_policies.py")

@@ -332,7 +332,7 @@ def saved_integers_unchecked(patch: Patch) -> None:
     patch.setattr(records, "_SCALARS", {**records._SCALARS, int: unchecked})
 
 
-@found_by("tests/serialization/test_golden.py")
+@found_by("tests/serialization/test_records.py")
 def saved_records_turned_round(patch: Patch) -> None:
     """The values of a record are written and read in another order than in files of earlier versions."""
     patch.setattr(records, "fields", lambda record: fields(record)[::-1])

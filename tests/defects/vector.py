@@ -36,7 +36,7 @@ MACHINE = (
 RESTART = "tests/faults/test_restart.py"
 ANEW = f"{RESTART}::test_one_env_begins_anew_and_the_others_do_not_notice"
 FORBIDDEN = "tests/vector/test_actions.py"
-TURNS = "tests/envs/adapters/test_turns.py"
+TURNS = "tests/envs/adapters/test_aec.py"
 MASKS = "tests/envs/adapters/test_masks.py"
 FORKS = "tests/vector/test_leftovers.py"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.env_packages import PAGE, cell, entries, equal_words, page, results, status_of, trap_words
+from benchmarks.env_packages import PAGE, cell, entries, equal_words, page, remarks, results, status_of, trap_words
 
 ROOT = Path(__file__).parents[2]
 FINDINGS = sorted((ROOT / "findings").glob("*.sh"))
@@ -65,8 +65,11 @@ def test_words_of_results() -> None:
         "deepcopy": "another state",
         "ends": ["terminated+truncated"],
     }
-    words = "Both flags at once; copies are at another state (pickle, deepcopy). Words."
+    words = "Both flags at once; copies lose the state. Words."
     assert trap_words({"note": "Words."}, {"traps": traps}) == words
+    assert remarks({}, {"equal": same, "check_env": []}) == ""
+    short = {"equal": {**same, "sync a": {"steps": 60, "ends": 0}}, "check_env": ["ends (serious): …"]}
+    assert remarks({"note": "Words."}, short) == "Equal over 60 steps or more. `check_env`: ends (serious). Words."
     assert cell("a | b <c> {d} * _\n e", 99) == "a \\| b &lt;c> &#123;d} \\* \\_ e"
     assert status_of({"equal": same}, "") == "equal"
     assert status_of({"equal": {"sync a": "differs"}}, "") == "differs"

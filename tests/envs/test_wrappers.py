@@ -45,8 +45,7 @@ from marlvec.testing import (
     decode,
     draw_script,
 )
-from tests.envs.support.play import play
-from tests.envs.support.rig import Rig
+from tests.envs.support import Rig, play
 from tests.families.trace import difference, legal_actions
 from tests.vector.support.drivers import LivesEnv
 from tests.vector.support.reference import refused

@@ -21,7 +21,7 @@ from marlvec import AsyncVectorEnv, SyncVectorEnv, env_seeds
 from marlvec.errors import ActionError, ArgumentError, BusyError, ContractWarning, StateError
 from marlvec.interop.sb3 import SB3VecEnv, only_decisions
 from marlvec.testing import Script, ScriptedParallelEnv, SingleEnv, TurnEnv
-from tests.envs.support.forgetful import Forgetful
+from tests.envs.support import Forgetful
 from tests.interop.envs import CountEnv, SampleEnv
 from tests.vector.support.kinds import SCRIPTED, factories_of
 

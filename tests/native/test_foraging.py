@@ -18,7 +18,7 @@ from marlvec.envs.grids.foraging import ForagingEnv
 from marlvec.native.grids.foraging import Foraging
 from marlvec.registry import resolve
 from marlvec.testing import check_native_env
-from tests.native.grids import loads
+from tests.native.support import loads
 from tests.vector.support.reference import MODES
 
 LEVELS = st.tuples(st.integers(0, 3), st.integers(0, 3)).map(sorted)

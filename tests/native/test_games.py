@@ -24,7 +24,7 @@ from marlvec.native.games.tictactoe import TicTacToe
 from marlvec.native.turn_game import TurnGame
 from marlvec.policies import RandomPolicy
 from marlvec.testing import check_vector_env
-from tests.native.table import Shown, Table
+from tests.native.support import Shown, Table
 from tests.vector.support.reference import refused
 
 # Boards and cards through `make`: the native backend gives the arrays that envs in this process give.

@@ -18,7 +18,7 @@ from marlvec.errors import ArgumentError, UnknownEnvError
 from marlvec.native.grids.foraging import Foraging
 from marlvec.native.grids.overcooked import Overcooked
 from marlvec.testing import check_native_env
-from tests.native.grids import FORAGING, SMALL, WAREHOUSE, case, grid_of
+from tests.native.support import FORAGING, SMALL, WAREHOUSE, case, grid_of
 from tests.vector.support.reference import refused
 
 # Foraging and the warehouse are lbforaging's and rware's, bit for bit: each kind of id, over whole episodes.

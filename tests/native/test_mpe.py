@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 pytest.importorskip("numba", reason="the extra `native` is not installed")
 
 from marlvec import VectorEnv
-from tests.native.scenarios import ARGUMENTS, CASES, factories, native, words
+from tests.native.support import ARGUMENTS, CASES, factories, native, words
 from tests.vector.support.reference import MODES, record, replay
 
 SHORT = 7

@@ -37,7 +37,7 @@ from marlvec.testing import check_vector_env
 from marlvec.vector import async_env as auto
 from marlvec.vector.buffers import Buffers
 from marlvec.vector.thread_team import ThreadTeam
-from tests.native.scenarios import ARGUMENTS, factories, maker, native
+from tests.native.support import ARGUMENTS, factories, maker, native
 from tests.vector.support.reference import MODES, refused, replay, same
 from tests.vector.support.reference import record as played
 from tests.vector.test_saved_states import play, written

@@ -20,8 +20,7 @@ from marlvec.errors import ArgumentError, ContractError, EnvArgumentError
 from marlvec.native.grids.pursuit import MOST, Pursuit, pairwise_sum
 from marlvec.native.kernels import seed_envs
 from marlvec.testing import check_vector_env
-from tests.native.scenarios import factories, maker, native, words
-from tests.native.table import Table
+from tests.native.support import Table, factories, maker, native, words
 from tests.vector.support.reference import MODES, record, refused, replay
 
 SMALL = {"x_size": 6, "y_size": 5, "n_pursuers": 3, "n_evaders": 2, "obs_range": 5}

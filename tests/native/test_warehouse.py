@@ -20,7 +20,7 @@ from marlvec.envs.grids.warehouse import Warehouse as Reference
 from marlvec.native.grids.warehouse import Warehouse, _regular
 from marlvec.registry import resolve
 from marlvec.testing import check_native_env
-from tests.native.grids import SMALL, WAREHOUSE, forward
+from tests.native.support import SMALL, WAREHOUSE, forward
 from tests.vector.support.reference import MODES
 
 DEFAULT: dict[str, Any] = dict(resolve(WAREHOUSE.ids[0]).entry.kwargs)

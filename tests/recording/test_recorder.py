@@ -34,8 +34,7 @@ from marlvec.errors import (
     StateError,
 )
 from marlvec.testing.scripted import CounterEnv, SampledEnv
-from tests.recording.killed import BATCHES, ENV_STEPS
-from tests.recording.runs import collector, concat, make_batch, same_rows, write
+from tests.recording.runs import BATCHES, ENV_STEPS, collector, concat, make_batch, same_rows, write
 from tests.vector.support.reference import refused
 from tests.waiting import until, within
 
@@ -663,7 +662,7 @@ def whole() -> dict[str, SampleBatch]:
 
 
 def record_and_kill(folder: Path, format: str, kills: int, seed: int) -> None:
-    command = [sys.executable, "-m", "tests.recording.killed", str(folder), format, str(kills), str(seed)]
+    command = [sys.executable, "-m", "tests.recording.runs", str(folder), format, str(kills), str(seed)]
     subprocess.run(command, check=True, timeout=170)
 
 

@@ -42,7 +42,7 @@ from marlvec.testing.scripted import (
     next_checksum,
     reward_of,
 )
-from tests.envs.support.rig import Rig
+from tests.envs.support import Rig
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from marlvec.errors import ActionError, ArgumentError, ContractWarning, EnvRaise
 from marlvec.spaces import SpaceTree
 from marlvec.testing import CounterEnv, SampledEnv, Script, ScriptedParallelEnv, checksum, decode
 from marlvec.vector.checks import join_agents
-from tests.envs.support.forgetful import Forgetful
+from tests.envs.support import Forgetful
 from tests.vector.support.kinds import BACKENDS, HERE_AND_AWAY, vectorize
 from tests.vector.support.reference import refused
 

@@ -17,7 +17,7 @@ from marlvec.envs import AECAdapter, GymnasiumAdapter, ParallelAdapter, RLlibAda
 from marlvec.errors import ContractError
 from marlvec.spaces.action_masks import split_action_mask
 from marlvec.testing.scripted import CounterEnv, KeyedEnv, NoOpEnv, SampledEnv, Script, SingleEnv, TurnEnv
-from tests.envs.support.rig import Rig
+from tests.envs.support import Rig
 
 
 class MultiAgentEnv(gymnasium.Env[Any, Any]):

@@ -15,7 +15,7 @@ from marlvec.envs import GymnasiumAdapter, RLlibAdapter, adapt
 from marlvec.errors import ContractError
 from marlvec.testing.scripted import CounterEnv, KeyedEnv, SampledEnv, Script, ScriptedParallelEnv, SingleEnv, TurnEnv
 from tests.checklist import stable_id
-from tests.envs.support.rig import Rig
+from tests.envs.support import Rig
 
 Spoil = Callable[[Any], Any]
 REWARDS = [None, "1.0", np.zeros(1), np.zeros(2), 1 + 0j, np.complex128(1), 10**400, [1.0], b"1"]

@@ -19,8 +19,7 @@ from marlvec.errors import ContractError
 from marlvec.registry import resolve
 from marlvec.testing import check_env
 from marlvec.testing.scripted import KeyedEnv, ScriptedParallelEnv, SingleEnv, TurnEnv
-from tests.envs.support.forgetful import Forgetful
-from tests.envs.support.play import play
+from tests.envs.support import Forgetful, play
 from tests.families.trace import difference
 
 

@@ -14,7 +14,7 @@ from gymnasium.vector import AutoresetMode
 import marlvec
 from marlvec.errors import ArgumentError, ContractError, ContractWarning
 from marlvec.testing.scripted import KeyedEnv, Script, ScriptedParallelEnv, SingleEnv, TurnEnv, decode
-from tests.envs.support.play import play
+from tests.envs.support import play
 from tests.families.trace import difference
 
 

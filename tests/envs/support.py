@@ -1,16 +1,19 @@
-"""A vectorizer in miniature: one env, its row of arrays on the heap, and what a shard does before each call."""
+"""What tests of envs share: a vectorizer in miniature, whole episodes, an env that gives masks now and then."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
+from gymnasium.spaces import Box, Discrete
 from numpy.typing import NDArray
 
+from marlvec import VectorEnv
 from marlvec.envs.env import MultiAgentEnv, Slot
 from marlvec.envs.spec import Info
+from tests.vector.support.drivers import LivesEnv
 
-__all__ = ["Rig"]
+# --- A vectorizer in miniature: one env, its row of arrays on the heap, and what a shard does before each call
 
 
 class Rig:
@@ -102,3 +105,38 @@ class Rig:
             if a in group.agents:
                 return g, group.agents.index(a)
         raise IndexError(a)
+
+
+# --- Whole episodes with random actions, and everything that came back
+
+
+def play(envs: VectorEnv, steps: int, seed: int = 0) -> list[Any]:
+    """What a reset and so many steps return; envs whose episode is over are reset where nobody else does it."""
+    results: list[Any] = [envs.reset(seed=seed)]
+    envs.random_action(seed=seed)
+    for _ in range(steps):
+        obs, rewards, terminated, truncated, infos = envs.step(envs.random_action())
+        results.append((obs, rewards, terminated, truncated, infos))
+        if envs.autoreset_mode == "disabled" and not (alive := infos["alive"].any(axis=1)).all():
+            results.append(envs.reset(env_ids=~alive))
+    return results
+
+
+# --- `Forgetful`: an env whose agents get an action mask with their infos, now and then
+
+
+class Forgetful(LivesEnv):
+    """Two agents; ``gives(t, a)`` says whether agent ``a`` has a mask, which allows action ``t % 3`` alone."""
+
+    metadata = {"name": "forgetful", "render_modes": []}
+
+    def __init__(self, gives: Any, length: int = 4, action_space: Any = None) -> None:
+        lives = dict.fromkeys(["ann", "bob"], (0, length))
+        space = Discrete(3) if action_space is None else action_space
+        super().__init__(lives, Box(0, 9, (1,)), space, "truncated")
+        self.gives = gives
+
+    def look(self, agents: list[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+        obs = {agent: np.full(1, self.t, np.float32) for agent in agents}
+        given = [agent for a, agent in enumerate(agents) if self.gives(self.t, a)]
+        return obs, {agent: {"action_mask": np.arange(3) == self.t % 3} for agent in given}
