@@ -99,11 +99,7 @@ def test_tables() -> None:
     assert spread([1.0, 3.0]) == "2.00 ± 12.71"
     assert "| rware-tiny-4ag | IPPO | 2 | 5.50 ± 6.36 | 4.00 ± 0.00 | 2 of 40 M | 200,000 | 0 |" in returns_table(rows)
     assert "| IPPO | without recurrence | 100 | 200,000 | 2000 | 55.6 h | 2 min |" in speed_table(found)
-    ippo, mappo, qmix = missing(found).splitlines()
-    assert ippo.startswith("- IPPO: `simple-spread`, `speaker-listener`, ")
-    assert "`rware-tiny-4ag`" not in ippo
-    assert mappo.endswith("`rware-tiny-4ag`, `rware-small-4ag`.")
-    assert qmix.startswith("- QMIX: ")
+    assert missing(found) == f"IPPO on {len(TASKS) - 1}, MAPPO on {len(TASKS)}, QMIX on {len(TASKS)}"
 
 
 def test_a_row_replaces_the_earlier_one_of_its_training(tmp_path: Path) -> None:
