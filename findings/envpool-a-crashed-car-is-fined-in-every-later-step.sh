@@ -4,7 +4,7 @@
 # Behaviour: only in -v0. In -v1 and -v2 the env goes on, with no flag for the crashed car: it stays in each row, is asked for
 #   actions, and is paid -5 again in step after step until the env ends: here one crash costs 29, where it costs 4 in -v0.
 # Output seen: -v0: 5 rows with a crash, 5 of them last ones; -v1: 19 rows, 4 of them last ones; -v2: 11 rows, 6 of them
-#   (It needs Python 3.12: PYTHON312, else pyenv's or the one on the path): EnvPool has 1.2.7 for no older one.)
+#   (It needs Python 3.12, by PYTHON312, of pyenv or on the path: EnvPool has 1.2.7 for no older one.)
 set -euo pipefail
 export PYTHONWARNINGS=ignore PIP_DISABLE_PIP_VERSION_CHECK=1
 VENV="$(mktemp -d)" && trap 'rm -rf "$VENV"' EXIT
