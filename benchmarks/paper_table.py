@@ -521,7 +521,8 @@ QMIX had learned nothing on `lbf-8x8-2p-2f-coop` after 400,000 env steps, with a
 are. Like EPyMARL's, its memory now has 250,000, and its rewards are divided by their standard deviation; it was not run
 again at that length; 150,000 steps taught it nothing, either.
 """
-WHERE = """Four fifths of
+WHERE = """`smaclite`,
+which EPyMARL imports, was an empty module. Four fifths of
 marlvec's time are PPO's gradient steps, four passes over each batch as in EPyMARL, so that even faster envs would gain
 little; seven tenths of EPyMARL's are its ten env processes."""
 T95 = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78}
@@ -558,7 +559,7 @@ def speed_table(found: Mapping[str, Sequence[Row]]) -> str:
         text += f"| {2e7 / rate([other]) / 3600:.1f} h | {f'{2e7 / rate(ours) / 60:.0f} min' if ours else ''} |\n"
     commits = ", ".join(sorted({other["commit"][:9] for other in found["others"]}))
     least = min((other["processor seconds"] for other in found["others"]), default=0.0)
-    return f"{text}\nEPyMARL at {commits}, {least:.0f} s or more of each run; both with torch 2.13.0. `smaclite`, which EPyMARL imports, was an empty module. {WHERE}\n"
+    return f"{text}\nEPyMARL at {commits}, {least:.0f} s or more of each run; both with torch 2.13.0. {WHERE}\n"
 
 
 def returns_table(rows: Sequence[Row]) -> str:

@@ -103,7 +103,7 @@ class PolicyRouter:
 
     @property
     def remembering(self) -> list[PolicyRunner]:
-        """Those of all policies, also of those that play nowhere, whose connectors forget something where episodes begin."""
+        """Those of all policies, also of ones that play nowhere, whose connectors forget where episodes begin."""
         known = Pipeline.edits, len(self.runners)
         if self._remembering[0] != known:
             self._remembering = known, [runner for runner in self.runners.values() if runner.remembers]

@@ -57,8 +57,8 @@ def to_minari(
     Raises:
         MissingExtraError: minari is not installed.
         ArgumentError: The recording has several agents, and ``agent`` is None; connectors changed the observations, so
-            that they are not in the space; an episode lacks rows in its middle; or a key of a Dict space has a "/",
-            which HDF5 reads as a path.
+            that they are not in the space; an episode lacks rows in its middle; Minari cannot save a space; or a key of
+            a Dict space has a "/", which HDF5 reads as a path.
         KeyError: The agent is unknown.
     """
     minari = import_extra("minari", "to_minari()", 'pip install "marlvec[minari]"')
@@ -72,8 +72,9 @@ def to_minari(
     spaces = observation_space or data.observation_space(agent), action_space or data.action_space(agent)
     if None in spaces:
         raise ArgumentError(f"to_minari(): the spaces of {agent!r} are not known: give observation_space, action_space")
-    if options.get("data_format") in (None, "hdf5"):
-        for what, space in zip(("observation", "action"), spaces, strict=True):
+    for what, space in zip(("observation", "action"), spaces, strict=True):
+        _check_form(space, what, agent)
+        if options.get("data_format") in (None, "hdf5"):
             _check_keys(space, what, agent)
     made: Any = None
     for group in data.episode_batches(columns=_NEEDED):
@@ -152,6 +153,17 @@ def _check_space(obs: Any, space: Any, agent: str) -> None:
             f"to_minari(): recorded observations of {agent!r} are not in {space}, as connectors have changed them: "
             f"give their space as observation_space="
         )
+
+
+def _check_form(space: Any, what: str, agent: str) -> None:
+    """Refuse spaces that Minari cannot save."""
+    try:
+        import_extra("minari.serialization", "to_minari()", 'pip install "marlvec[minari]"').serialize_space(space)
+    except NotImplementedError as error:
+        raise ArgumentError(
+            f"to_minari(): Minari saves Gymnasium's spaces alone, and the {what} space of {agent!r} is {space}: give "
+            f"{what}_space=, for texts gymnasium.spaces.Text(max_length, charset=…) with all characters that occur"
+        ) from error
 
 
 def _check_keys(space: Any, what: str, agent: str) -> None:

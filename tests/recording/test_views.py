@@ -18,6 +18,7 @@ import marlvec
 from marlvec.collect import MultiAgentBatch, SampleBatch
 from marlvec.errors import ArgumentError, MissingExtraError
 from marlvec.recording import from_minari, to_mdp_dataset, to_minari
+from marlvec.spaces import AnyText
 from tests.recording.runs import collector, two_lives, write
 from tests.vector.support.reference import refused
 
@@ -242,15 +243,20 @@ def test_an_agent_that_came_back_has_an_episode_a_life(tmp_path: Path, monkeypat
 
 
 @needs_minari
-def test_keys_that_hdf5_reads_as_paths_are_refused(tmp_path: Path) -> None:
+def test_spaces_that_minari_cannot_save_are_refused(tmp_path: Path) -> None:
     obs = Dict({"a/b": Box(-9, 9, (1,), np.float64)})
     for spaces, message in (
         ((obs, Discrete(3)), "observation space of 'a' has the key 'a/b', which HDF5 reads as a path"),
         ((Box(-9, 9, (1,)), Tuple([Dict({"x": obs})])), "action space of 'a' has the key 'a/b'"),
+        (
+            (Dict(said=AnyText(9)), Discrete(3)),
+            r"space of 'a' is .*AnyText.*: give observation_space=, for texts gymna",
+        ),
     ):
+        folder = tmp_path / str(spaces[0]).replace("/", "")
         with marlvec.external.make({"a": spaces, "b": spaces}) as envs:
-            write(tmp_path / message[:3], [two_lives()], envs=envs)
-        with marlvec.load_dataset(tmp_path / message[:3]) as data, pytest.raises(ArgumentError, match=message):
+            write(folder, [two_lives()], envs=envs)
+        with marlvec.load_dataset(folder) as data, pytest.raises(ArgumentError, match=message):
             to_minari(data, "keys/a/test-v0", "a")
 
 
