@@ -521,7 +521,7 @@ QMIX had learned nothing on `lbf-8x8-2p-2f-coop` after 400,000 env steps, with a
 are. Like EPyMARL's, its memory now has 250,000, and its rewards are divided by their standard deviation; it was not run
 again at that length; 150,000 steps taught it nothing, either.
 """
-WHERE = """`smaclite`,
+WHERE = """smaclite,
 which EPyMARL imports, was an empty module. Four fifths of
 marlvec's time are PPO's gradient steps, four passes over each batch as in EPyMARL, so that even faster envs would gain
 little; seven tenths of EPyMARL's are its ten env processes."""

@@ -137,7 +137,9 @@ def test_two_threads_that_step_never_get_each_others_replies(backend: str) -> No
         won = [0, 0]
 
         def play(me: int) -> None:
-            for _ in range(1000):
+            for k in range(10**6):
+                if k >= 1000 and sum(won) >= 20:  # few are won where the machine has other things to do
+                    return
                 try:
                     rewards = envs.step(all_take(me + 1))[1]
                 except StateError:
@@ -161,7 +163,7 @@ def test_two_threads_that_step_never_get_each_others_replies(backend: str) -> No
         finally:
             sys.setswitchinterval(interval)
         assert wrong == []
-        assert sum(won) >= 20, won  # few where the machine has other things to do
+        assert sum(won) >= 20, won
         with contextlib.suppress(StateError):
             envs.step_fetch()
         envs.step(all_take())
