@@ -256,9 +256,14 @@ class ColumnForm:
         for (path, leaf), (dtype, shape) in zip(found, self._kinds, strict=True):
             if leaf.shape[1:] != shape or leaf.dtype != dtype or leaf.ndim == 0:
                 before = f"{dtype} of shape (n,{''.join(f' {length},' for length in shape)})"
+                advice = ""
+                if self.name not in COLUMNS and len(shape) == 1 and leaf.ndim == 2:  # lists, perhaps a policy's
+                    advice = (
+                        f"; where a policy's are of unlike length, declare lists by ragged={{{self.name!r}: dtype}}"
+                    )
                 raise ContractError(
                     f"{self._owner}: {_where(self.name, path)} was {before} until now, got {leaf.dtype} of shape "
-                    f"{leaf.shape}"
+                    f"{leaf.shape}{advice}"
                 )
         return [leaf for _, leaf in found]
 

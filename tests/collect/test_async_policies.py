@@ -635,6 +635,21 @@ def test_answers_may_have_lists_of_tokens() -> None:
         collector_of(AsyncPolicy(answer)).collect(env_steps=40)
 
 
+def test_lists_that_change_their_length_from_call_to_call_are_named() -> None:
+    """Where all rows of a call have lists of one length, it is the next call that shows that they are not alike."""
+
+    class Growing(marlvec.RandomPolicy):
+        calls = 0
+
+        def act(self, rows: Any, *, explore: bool = True) -> Any:
+            self.calls += 1
+            return super().act(rows, explore=explore), {"tokens": np.zeros((len(rows), self.calls), np.int64)}
+
+    message = r"'tokens' was int64 of shape \(n, 1,\) until now, got .*declare lists by ragged=\{'tokens': dtype\}"
+    with pytest.raises(ContractError, match=message):
+        collector_of(Growing()).collect(env_steps=40)
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
