@@ -36,7 +36,6 @@ Waiting = tuple[PolicyRunner, PolicyPart]
 Idle = tuple[PolicyRunner, IntArray]  # and the lanes
 
 _NONE = PolicyPart.none()
-_NO_LANES: IntArray = np.zeros(0, np.int64)
 
 
 def _none_needed(pending: int) -> int:
@@ -205,7 +204,7 @@ class RolloutLoop:
 
     def _begin_anew(self, seed: int | None, why: LossReason) -> None:
         self._current.tick_counters, self.steps_left = self._counters, 0
-        self._row_store.set_open(_NO_LANES)
+        self._row_store.set_open(_NONE.lanes)
         self._callback_list.lose_all(why)
         self.scheduler.abandon()
         self._episodes.leave(self.scheduler.all_ids)

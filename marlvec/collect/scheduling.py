@@ -348,7 +348,7 @@ class LockstepScheduler(Saved):
         if envs.drive_count != self._drive_count:
             self.check_alone()
         envs.send(actions, env_ids)
-        if env_ids is None and not self._num_away:
+        if env_ids is None:  # all are due: none is away
             self._open = int(self.round_N[self.round_N.argmax()]) + self._all_begin  # a quarter of the time of max()
             self.round_N[:] = self._open
             self._behind, self._num_away, self._all_are_away = 0, len(self.all_ids), True
@@ -357,14 +357,14 @@ class LockstepScheduler(Saved):
         if self._all_begin:
             self._open = int(self.round_N.max()) + 1
             self._behind = len(self._going)
-        if env_ids is None or (self._all_begin and not self._all_take_part):
+        if self._all_begin and not self._all_take_part:
             self.round_N[:] = self._open  # an env that does not take part is left out of this round
             self._behind = 0
         else:
             self.round_N[env_ids] += 1
             self._behind -= len(env_ids)
         self._note_sent(env_ids)
-        self._sent.append(self.all_ids if env_ids is None else env_ids)
+        self._sent.append(env_ids)
 
     def reset(self, *, env_ids: IntArray | None = None, seed: int | None = None) -> None:
         """Begin an episode in some envs, or in all."""
